@@ -40,10 +40,12 @@ def run_dashboard(
     sweep: SweepDir | None = None,
     readonly: bool = False,
     at: str | None = None,
+    before_exit: Callable[[], None] | None = None,
 ) -> int:
     """Run the dashboard at its home screen, or at ``run`` or ``sweep``; return the exit code.
 
-    ``at``: the moment of the run that is shown first, as a person writes it.
+    ``at``: the moment of the run that is shown first, as a person writes it. ``before_exit`` is
+    called if the terminal closes without a signal.
     """
 
     def make() -> LtuiApp:
@@ -57,14 +59,15 @@ def run_dashboard(
             first = partial(SweepScreen, sweep, readonly=readonly)
         return LtuiApp(home, run=run, first=first, readonly=readonly, at=at)
 
-    return open_app(make)
+    return open_app(make, before_exit)
 
 
-def open_app(make: Callable[[], LtuiApp]) -> int:
+def open_app(make: Callable[[], LtuiApp], before_exit: Callable[[], None] | None = None) -> int:
     """Run the application that ``make`` imports and builds, and return its exit code."""
     pause_garbage_collection()
     app = make()
-    threading.Thread(target=_exit_with_terminal, name="terminal", daemon=True).start()
+    terminal = partial(_exit_with_terminal, before_exit)
+    threading.Thread(target=terminal, name="terminal", daemon=True).start()
     app.run()
     return app.return_code or 0
 
@@ -88,7 +91,7 @@ def _resume_garbage_collection() -> None:
     gc.enable()
 
 
-def _exit_with_terminal() -> None:
+def _exit_with_terminal(before_exit: Callable[[], None] | None) -> None:
     """End this process when its terminal closes without a signal, for example under nohup.
 
     The process exits at once and prints nothing: drawing to a closed terminal would block or fail.
@@ -97,6 +100,8 @@ def _exit_with_terminal() -> None:
     pause = threading.Event()
     while os.isatty(0):
         pause.wait(TERMINAL_INTERVAL_S)
+    if before_exit is not None:
+        before_exit()
     os._exit(128 + signal.SIGHUP)
 
 

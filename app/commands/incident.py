@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
-import tempfile
 import time
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 from ltui.app.command_output import (
@@ -18,6 +19,7 @@ from ltui.app.command_output import (
     replaced_file,
 )
 from ltui.app.state_words import verdict_line
+from ltui.app.temporary_folder import temporary_folder
 from ltui.training.problem import ProblemError
 from ltui.training.state.asked_moment import clock_time
 from ltui.training.state.run_snapshot import RunSnapshot, Verdict
@@ -59,8 +61,8 @@ def incident(options: Namespace) -> int:
     snapshot = resolve_snapshot(run_dir)
     what = _incident(run_dir, snapshot, options.around)
     redactor = _redactor(run_dir, snapshot)
-    with tempfile.TemporaryDirectory(prefix="ltui-incident-") as work:
-        files = packed_files(run_dir, what, redactor, Path(work))
+    with temporary_folder("ltui-incident-") as work:
+        files = packed_files(run_dir, what, redactor, work)
     if not options.json:
         print("\n".join(_listed(what, files, redactor)))
     written = options.yes or options.json or not sys.stdin.isatty() or _agreed(path)
@@ -188,8 +190,7 @@ def open_file(options: Namespace) -> int:
         _print_note(note)
         print(f"Now: LTUI_HOME={shlex.quote(str(target))} ltui show {run_dir.id}")
         return EXIT_DONE
-    with tempfile.TemporaryDirectory(prefix="ltui-open-") as folder:
-        home = Path(folder)
+    with temporary_folder("ltui-open-") as home:
         run_dir, what, note = open_incident(Path(options.file), home)
         _print_note(note)
         if options.plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -197,7 +198,8 @@ def open_file(options: Namespace) -> int:
         # Imported here: the report needs no screen.
         from ltui.app.open_dashboard import run_dashboard
 
-        return run_dashboard(home, run=run_dir, readonly=True)
+        remove = partial(shutil.rmtree, home, ignore_errors=True)
+        return run_dashboard(home, run=run_dir, readonly=True, before_exit=remove)
 
 
 def _print_note(note: str | None) -> None:
