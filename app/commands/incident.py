@@ -58,6 +58,9 @@ def incident(options: Namespace) -> int:
     run_dir = find_run(ltui_home(to_write=False), options.run)
     path = options.output or f"{run_dir.id}{SUFFIX}"
     refuse_existing(path, force=options.force)
+    if Path(path).exists() and not Path(path).is_file():
+        remedy = "Choose another name."
+        raise ProblemError.of(where=f"-o {path}", what="it is no regular file.", remedy=remedy)
     snapshot = resolve_snapshot(run_dir)
     what = _incident(run_dir, snapshot, options.around)
     redactor = _redactor(run_dir, snapshot)
@@ -185,8 +188,19 @@ def open_file(options: Namespace) -> int:
         target = Path(options.to).absolute()
         if target.exists():
             raise ProblemError.of(where=f"--to {options.to}", what="it exists already.")
-        target.mkdir(mode=0o700, parents=True)
-        run_dir, _, note = open_incident(Path(options.file), target)
+        try:
+            target.mkdir(mode=0o700, parents=True)
+            try:
+                run_dir, _, note = open_incident(Path(options.file), target)
+            except BaseException:
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise ProblemError.of(
+                where=f"--to {options.to}",
+                what=f"the folder cannot be written ({error.strerror or error}).",
+                remedy="Choose a folder that you can write to.",
+            ) from error
         _print_note(note)
         print(f"Now: LTUI_HOME={shlex.quote(str(target))} ltui show {run_dir.id}")
         return EXIT_DONE

@@ -246,13 +246,22 @@ def test_no_link_leads_out_and_no_name_does(tmp_path: Path, run_dir: RunDir) -> 
         (("incident", "nobody"), "there is no such run"),
         (("open", "gone.ltui"), "it cannot be read"),
         (("open", "/dev/zero"), "it cannot be read"),
+        (("open", "/dev/zero", "--to", "made"), "it cannot be read"),
+        (("open", "/dev/zero", "--to", "/proc/made"), "the folder cannot be written"),
+        (("incident", "hang-0001", "--yes", "-o", "/dev/full"), "no regular file"),
+        (("incident", "hang-0001", "--yes", "-o", "pipe"), "no regular file"),
     ],
 )
-def test_bad_input(run_dir: RunDir, words: tuple[str, ...], sentence: str) -> None:
+def test_bad_input(
+    run_dir: RunDir, words: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_dir.home)
+    os.mkfifo("pipe")
     code, text = output_of(words)
     assert code == 2
     assert sentence in text
     assert not list(Path().glob("hang-0001.ltui"))
+    assert not Path("made").exists()
 
 
 def test_damaged_files_neither_crash_nor_reach_the_terminal(tmp_path: Path) -> None:
