@@ -150,7 +150,7 @@ def _with_unit(value: float | None, limit: float | None, unit: str) -> str:
 
 def percent(share: float | None) -> str:
     """Format a fraction as ``41 %``. Less than 1 is never 100 %, and more than 0 is never 0 %."""
-    if share is None or not math.isfinite(share):
+    if share is None or not math.isfinite(share * 100):
         return NA
     rounded = round(share * 100)
     if rounded == 100 and share < 1:

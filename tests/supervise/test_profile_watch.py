@@ -125,6 +125,17 @@ def test_a_profile_of_an_attempt_that_ended_has_failed(run_dir: RunDir) -> None:
     assert required(read_profile(run_dir)).state is ProfileState.FAILED
 
 
+def test_a_damaged_profile_hides_no_older_one_and_no_number_is_too_large(run_dir: RunDir) -> None:
+    for number in (1, 2):
+        watch = ProfileWatch(run_dir, 1)
+        assert start(watch).number == number
+        watch.close()
+    (profile_folder(run_dir, 2) / "profile.json").write_text("{")
+    profile_folder(run_dir, 10**21).mkdir()
+    assert required(read_profile(run_dir)).number == 1
+    assert start(ProfileWatch(run_dir, 1)).number == 3
+
+
 def test_profiled_steps_count_for_no_rate_and_no_step_time() -> None:
     rows = [step(n, n * 0.1, step_s=5.0 if 3 <= n <= 6 else 0.1, samples=4.0) for n in range(1, 30)]
     plain = fold(FoldState(), 0, rows).ranks[0]

@@ -103,6 +103,7 @@ def test_percent_does_not_round_into_all_or_nothing(share: float) -> None:
     text = formats.percent(share)
     assert (text == "100 %") == (share == 1)
     assert (text == "0 %") == (share == 0)
+    assert formats.percent(1e308) == NA
 
 
 @given(st.floats(1e-7, 1e8))

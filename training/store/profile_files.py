@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,16 @@ def profile_folder(run_dir: RunDir, number: int) -> Path:
 
 def last_number(run_dir: RunDir) -> int:
     """Return the number of the last profile; 0 if there is none."""
+    return max(_numbers(run_dir), default=0)
+
+
+def _numbers(run_dir: RunDir) -> list[int]:
     try:
         names = [path.name for path in (run_dir.path / FOLDER).iterdir()]
     except OSError:
-        return 0
-    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
+        return []
+    # The control block has 64 bits for one.
+    return [int(name) for name in names if name.isascii() and name.isdigit() and len(name) < 16]
 
 
 def write_profile(run_dir: RunDir, profile: Profile) -> None:
@@ -36,10 +42,9 @@ def write_profile(run_dir: RunDir, profile: Profile) -> None:
 
 
 def read_profile(run_dir: RunDir, number: int | None = None) -> Profile | None:
-    """Return a profile, or else the last one; None if there is none that can be read."""
-    number = last_number(run_dir) if number is None else number
-    try:
-        data = read_regular(profile_folder(run_dir, number) / _NAME, _MOST_BYTES)
-        return from_json(Profile, parse_json(data))
-    except (OSError, ValueError):
-        return None
+    """Return a profile, or else the last one that can be read; None if there is none."""
+    for each in sorted(_numbers(run_dir), reverse=True) if number is None else (number,):
+        with suppress(OSError, ValueError):
+            data = read_regular(profile_folder(run_dir, each) / _NAME, _MOST_BYTES)
+            return from_json(Profile, parse_json(data))
+    return None
