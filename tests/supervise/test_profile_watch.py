@@ -79,6 +79,7 @@ def test_a_request_reaches_the_ranks_before_its_steps(run_dir: RunDir) -> None:
         ({"steps": "5"}, "from 1 to 50"),
         ({"ranks": ["0"]}, "there is no rank"),
         ({"ranks": "3"}, "there is no rank"),
+        ({"ranks": ""}, "there is no rank ''"),
     ],
 )
 def test_a_bad_wish_is_refused(run_dir: RunDir, wish: dict[str, Any], reason: str) -> None:

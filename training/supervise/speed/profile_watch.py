@@ -134,7 +134,7 @@ class ProfileWatch:
         """Begin a profile and return it. Raises ``ValueError`` with the reason if it cannot."""
         if self.active is not None:
             raise ValueError(f"profile {self.active.number} is running. Wait until it is over.")
-        steps, wanted = wish.get("steps", DEFAULT_STEPS), wish.get("ranks") or DEFAULT_RANKS
+        steps, wanted = wish.get("steps", DEFAULT_STEPS), wish.get("ranks", DEFAULT_RANKS)
         if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
             raise ValueError(f"the number of steps must be from 1 to {MOST_STEPS}.")
         known = sorted(rank for rank, each in fold.ranks.items() if each.totals is not None)
