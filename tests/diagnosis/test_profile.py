@@ -139,7 +139,9 @@ def test_the_slow_rank_and_its_reason_are_named(name: str, cat: str, part: str) 
     assert (found.slow, found.other) == (3, 0)
     assert part in explain(ranks)[0]
     assert find_difference([ranks[0], rank_with(1, 120, "aten::relu")]) is None
-    assert "communication" in explain([ranks[0], rank_with(1, 120, "aten::relu")])[0]
+    sentence, remedy = explain([ranks[0], rank_with(1, 120, "aten::relu")], 2)
+    assert ("communication" in sentence, "slower rank" in remedy) == (True, False)
+    assert "It may be the wait for a slower rank" in explain(ranks[:1], 2)[1]
 
 
 def test_a_trace_without_work_is_an_error() -> None:

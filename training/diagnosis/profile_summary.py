@@ -11,6 +11,10 @@ from ltui.training.diagnosis.trace_times import NamedTime, RankProfile
 
 LEAST_DIFFERENCE = 0.2
 """Fraction of a step by which a rank must work longer than another one to be called slow."""
+_OTHER_RANK = (
+    "It may be the wait for a slower rank that was not profiled: see `ltui diagnose RUN` and"
+    " `ltui profile RUN --ranks slowest,median`. If there is none: "
+)
 CHANGED_SHARE = 0.1
 """Change of the step time from which on a slower training is reported."""
 
@@ -111,8 +115,8 @@ def find_difference(profiles: Sequence[RankProfile]) -> Difference | None:
     return Difference(slow=slow.rank, other=other.rank, seconds=seconds, parts=tuple(largest))
 
 
-def explain(profiles: Sequence[RankProfile]) -> tuple[str, str]:
-    """Return what takes the time, and what to do about it."""
+def explain(profiles: Sequence[RankProfile], rank_count: int = 0) -> tuple[str, str]:
+    """Return what takes the time, and what to do about it. ``rank_count``: ranks of the run."""
     if (difference := find_difference(profiles)) is not None:
         return _explain_rank(difference)
     profile = max(profiles, key=own_s)
@@ -141,6 +145,7 @@ def explain(profiles: Sequence[RankProfile]) -> tuple[str, str]:
         ),
         "communication": (
             f"{where} waits {amount} in communication that nothing overlaps",
+            f"{_OTHER_RANK if len(profiles) < rank_count else ''}"
             "Use a larger batch or accumulate gradients, larger buckets (bucket_cap_mb), or a"
             " smaller data type for the gradients.",
         ),

@@ -109,6 +109,7 @@ class ProfileWatch:
         self._over_s = -math.inf
         """Monotonic time at which the last profile was over."""
         self._restarts: dict[int, int] = {}
+        self._rank_count = 0
         if (last := self._profile) is not None and not last.is_over and last.attempt != attempt:
             self._end(f"attempt {last.attempt} ended before it was complete")
 
@@ -196,6 +197,7 @@ class ProfileWatch:
         profile, now_s = self.active, time.monotonic()
         if profile is None:
             return []
+        self._rank_count = len(fold.ranks)
         if self._profiles is not None:
             after_s = _steps_after(fold, profile.last + 1)
             is_late = now_s >= self._due_s or state is not RunState.RUNNING
@@ -285,7 +287,7 @@ class ProfileWatch:
     def _complete(self, after_s: float | None) -> Event:
         profile, profiles = self.active, self._profiles or ()
         assert profile is not None
-        sentence, remedy = explain(profiles)
+        sentence, remedy = explain(profiles, self._rank_count)
         done = replace(
             profile,
             state=ProfileState.DONE,
