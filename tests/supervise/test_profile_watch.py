@@ -137,6 +137,15 @@ def test_a_damaged_profile_hides_no_older_one_and_no_number_is_too_large(run_dir
     assert start(ProfileWatch(run_dir, 1)).number == 3
 
 
+def test_a_profile_that_the_ranks_never_heard_of_has_failed(run_dir: RunDir) -> None:
+    start(ProfileWatch(run_dir, 1))
+    control = ControlFile.open(run_dir.queue_dir(1) / "control.bin")
+    control.profile_word[0] = 0
+    control.close()
+    assert ProfileWatch(run_dir, 1).active is None
+    assert "before the ranks had the request" in required(required(read_profile(run_dir)).reason)
+
+
 def test_profiled_steps_count_for_no_rate_and_no_step_time() -> None:
     rows = [step(n, n * 0.1, step_s=5.0 if 3 <= n <= 6 else 0.1, samples=4.0) for n in range(1, 30)]
     plain = fold(FoldState(), 0, rows).ranks[0]

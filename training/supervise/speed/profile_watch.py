@@ -110,8 +110,19 @@ class ProfileWatch:
         """Monotonic time at which the last profile was over."""
         self._restarts: dict[int, int] = {}
         self._rank_count = 0
-        if (last := self._profile) is not None and not last.is_over and last.attempt != attempt:
+        if (last := self.active) is not None and last.attempt != attempt:
             self._end(f"attempt {last.attempt} ended before it was complete")
+        elif last is not None and not self._ranks_know(last.number):
+            self._end("the supervisor was killed before the ranks had the request")
+
+    def _ranks_know(self, number: int) -> bool:
+        try:
+            control = ControlFile.open(self._run_dir.queue_dir(self._attempt) / "control.bin")
+        except (OSError, ValueError):
+            return False
+        known = control.profile_word[0] == number
+        control.close()
+        return known
 
     @property
     def active(self) -> Profile | None:
