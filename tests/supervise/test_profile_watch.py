@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from ltui.training.diagnosis.limits import RankLoad
 from ltui.training.diagnosis.profile_summary import ProfileState
 from ltui.training.shared.profile_request import read_request, report_path
+from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, RankFold, RunningTotals, fold
 from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.profile_files import profile_folder, read_profile
@@ -19,7 +21,7 @@ from ltui.training.store.run_directory import RunDir
 from ltui.training.supervise.speed.profile_watch import ProfileWatch, choose_ranks
 from ltui.training.tensor_queue.control_block import ControlFile
 from tests.required import required
-from tests.state.records import step
+from tests.state.records import pulse, step
 
 TOTALS = RunningTotals(1, 100.0, 100.0, *(0.0,) * 7)
 
@@ -144,6 +146,27 @@ def test_a_profile_that_the_ranks_never_heard_of_has_failed(run_dir: RunDir) -> 
     control.close()
     assert ProfileWatch(run_dir, 1).active is None
     assert "before the ranks had the request" in required(required(read_profile(run_dir)).reason)
+
+
+def test_a_rank_that_makes_no_progress_ends_a_profile_unless_the_run_is_paused(
+    run_dir: RunDir,
+) -> None:
+    watch = ProfileWatch(run_dir, 1)
+    start(watch, ranks="0,1,2")
+    now_s = time.monotonic()
+
+    def update(state: RunState, *idle_s: float, at: int = 100) -> str | None:
+        pulses = {
+            rank: pulse(rank, Phase.FORWARD, now_s - s, global_step=at)
+            for rank, s in enumerate(idle_s)
+        }
+        watch.update(state, pulses, ranks())
+        return required(read_profile(run_dir)).reason
+
+    assert update(RunState.RUNNING, 1, 50, 1) is None
+    assert update(RunState.PAUSED, 90, 90, 90) is None
+    assert update(RunState.RUNNING, 1, 150, 150, at=118) is None  # it may write its trace
+    assert "ranks 1, 2 made no progress" in required(update(RunState.RUNNING, 1, 90, 90))
 
 
 def test_profiled_steps_count_for_no_rate_and_no_step_time() -> None:

@@ -60,6 +60,8 @@ KEPT = 10
 """Number of profiles of a run whose files are kept."""
 LATE_S = 60.0
 """Seconds after the last step within which a rank must have written its trace."""
+STUCK_STEPS = 10
+"""Times of a step, if that is longer, after which a rank that does nothing ends a profile."""
 SUMMARY_S = 180.0
 """Seconds for the summary."""
 BETWEEN_S = 30.0
@@ -218,6 +220,8 @@ class ProfileWatch:
         reason = self._read_reports(profile)
         if reason is None and self._summary is None:
             reason = self._find_failure(profile, pulses, now_s)
+            if reason is None and state is RunState.RUNNING:
+                reason = _find_stuck(profile, pulses, now_s)
         return [] if reason is None else [self._end(reason)]
 
     def _read_reports(self, profile: Profile) -> str | None:
@@ -350,6 +354,24 @@ def _step_s(fold: FoldState) -> float | None:
     """Return the median time of a step on the slowest rank."""
     medians = (median_step_s(rank) for rank in fold.ranks.values())
     return max((each for each in medians if each is not None), default=None)
+
+
+def _find_stuck(
+    profile: Profile, pulses: Mapping[int, PulseState | None], now_s: float
+) -> str | None:
+    """Return which chosen ranks do nothing before their steps are over; None if all do."""
+    stuck = []
+    for rank in profile.ranks:
+        if (pulse := pulses.get(rank)) is not None and pulse.global_step <= profile.last + 1:
+            # In the steps, a rank may also write its trace.
+            limit_s = LATE_S if pulse.global_step < profile.first - 1 else SUMMARY_S
+            limit_s = max(limit_s, STUCK_STEPS * (profile.step_s_before or 0.0))
+            if now_s - pulse.changed_ns / 1e9 > limit_s:
+                stuck.append(str(rank))
+    if not stuck:
+        return None
+    ranks = f"rank{'s'[: len(stuck) - 1]} {', '.join(stuck)}"
+    return f"{ranks} made no progress for more than {LATE_S:.0f} s. `ltui diagnose` may say why"
 
 
 def _steps_after(fold: FoldState, step: int) -> float | None:
