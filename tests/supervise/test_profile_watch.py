@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ltui.training.diagnosis.limits import RankLoad
+from ltui.training.diagnosis.limits import RankLoad, slowest_first
 from ltui.training.diagnosis.profile_summary import ProfileState
 from ltui.training.shared.profile_request import read_request, report_path
 from ltui.training.shared.record_types import Phase
@@ -45,20 +45,23 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 def start(watch: ProfileWatch, state: FoldState | None = None, **wish: Any) -> Any:
     options: Mapping[str, Any] = {"furthest": 100, "max_steps": None}
-    return watch.start(wish, state or ranks(), (), **options)
+    known = state or ranks()
+    return watch.start(wish, known, sorted(known.ranks), **options)
 
 
 def test_the_slowest_is_the_rank_that_works_most_or_waits_least() -> None:
     own = [load(0, own_s=0.2), load(1, own_s=0.9), load(2, own_s=0.4)]
-    assert choose_ranks("slowest,median,0", own, [0, 1, 2]) == (1, 2, 0)
+    order = slowest_first(own, [0, 1, 2])
+    assert choose_ranks("slowest,median,0", order) == (1, 2, 0)
     waits = [load(0, waiting=30), load(1, waiting=20), load(2, waiting=1)]
-    assert choose_ranks("0, slowest,2", waits, [0, 1, 2]) == (0, 2)
-    assert choose_ranks("slowest,median", [], [0, 1]) == (0, 1)
+    assert choose_ranks("0, slowest,2", slowest_first(waits, [0, 1, 2])) == (0, 2)
+    assert slowest_first([], [0, 1]) == [0, 1]
+    assert slowest_first(own, [0, 1, 2], 2) == [2, 1, 0]  # what the screen names as the limit
     for wrong in ("5", "-1", "", "all", "0,,1", "0" * 5000, "²"):
         with pytest.raises(ValueError, match="there is no rank"):
-            choose_ranks(wrong, own, [0, 1, 2])
+            choose_ranks(wrong, order)
     with pytest.raises(ValueError, match="at most 8"):
-        choose_ranks(",".join(map(str, range(9))), own, range(9))
+        choose_ranks(",".join(map(str, range(9))), range(9))
 
 
 def test_a_request_reaches_the_ranks_before_its_steps(run_dir: RunDir) -> None:
@@ -90,7 +93,7 @@ def test_a_bad_wish_is_refused(run_dir: RunDir, wish: dict[str, Any], reason: st
         start(watch, **wish)
     assert watch.active is None
     with pytest.raises(ValueError, match="ends at step 103"):
-        watch.start({}, ranks(), (), furthest=100, max_steps=103)
+        watch.start({}, ranks(), (0, 1, 2), furthest=100, max_steps=103)
     with pytest.raises(ValueError, match="not made a step"):
         start(watch, FoldState())
 

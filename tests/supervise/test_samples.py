@@ -16,13 +16,12 @@ from msgspec.structs import replace
 from ltui.app.diagnosis.request_diagnosis import request_diagnosis
 from ltui.training.diagnosis.judge import Judgement
 from ltui.training.diagnosis.judge_input import HealthHistory
-from ltui.training.diagnosis.limits import RankLoad
 from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import ProcessTable
 from ltui.training.process.process_activity import LOADER_NAME
 from ltui.training.state.record_fold import FoldState
-from ltui.training.state.run_snapshot import Limit, LimitKind, RunState, Verdict
+from ltui.training.state.run_snapshot import RunState, Verdict
 from ltui.training.supervise.speed import sample_ranks
 from ltui.training.supervise.speed.sample_ranks import RankSampler
 from tests.supervise.conftest import Runs
@@ -39,14 +38,15 @@ class Sampled:
 
     def __init__(self, home: Path) -> None:
         self.stuck = Stuck(home)
-        self.loads: list[RankLoad] = []
+        self.order = [0, 1]
+        """The ranks, the slowest first."""
         self.evidence = cast(Any, SimpleNamespace(samples=None, workers_of=self.workers_of))
         self.sampler = RankSampler(self.stuck.run_dir, 1, self.evidence)
         self.live: Any = SimpleNamespace(
             state=RunState.RUNNING,
             spec=SimpleNamespace(nodes=None),
             fold=FoldState(),
-            limits=SimpleNamespace(loads=lambda _: self.loads),
+            limits=SimpleNamespace(slowest_first=lambda _: self.order),
             profiles=SimpleNamespace(active=None),
             snapshot=SimpleNamespace(limit=None, verdicts=(STRAGGLER,)),
             machine=SimpleNamespace(rank_processes=self.stuck.processes),
@@ -179,8 +179,7 @@ def test_a_request_reaches_the_sampler_of_a_run_and_its_refusal_comes_back(runs:
 def test_the_slowest_and_a_median_rank_are_chosen(
     sampled: Sampled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for rank, seconds in enumerate((0.1, 0.3, 0.9, 0.2)):
-        sampled.loads.append(RankLoad(rank=rank, steps=10, seconds=1.0, own_s=seconds))
+    sampled.order = [2, 1, 3, 0]
     monkeypatch.setattr(sampled.sampler._table, "read", lambda: dict.fromkeys(range(4)))
     live: Any = SimpleNamespace(**{
         **vars(sampled.live), "local_ranks": lambda: [0, 1, 2, 3],
@@ -193,5 +192,3 @@ def test_the_slowest_and_a_median_rank_are_chosen(
 
     assert chosen() == [2, 3]
     assert chosen(STRAGGLER) == [1, 3]
-    live.snapshot = SimpleNamespace(limit=Limit(kind=LimitKind.RANK, rank=0))
-    assert chosen() == [0, 1]

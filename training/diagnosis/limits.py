@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import median, median_low
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ltui.training.state.run_snapshot import Limit, LimitKind
 
@@ -69,8 +70,11 @@ class RunLoad(Struct, frozen=True, kw_only=True):
     ranks: tuple[RankLoad, ...] = ()
 
 
-def slowest_first(loads: Sequence[RankLoad], known: Sequence[int]) -> list[int]:
-    """Return the ranks ``known``: first the one that works most, or waits least for the others.
+def slowest_first(
+    loads: Sequence[RankLoad], known: Sequence[int], named: int | None = None
+) -> list[int]:
+    """Return the ranks ``known``: first the one that is ``named`` as the limit, then those that
+    work most, or wait least for the others.
 
     Ranks without a step in the window are the last.
     """
@@ -82,7 +86,8 @@ def slowest_first(loads: Sequence[RankLoad], known: Sequence[int]) -> list[int]:
     else:
         measured.sort(key=lambda load: -load.seconds / load.steps)
     ranks = [load.rank for load in measured]
-    return ranks + sorted(set(known) - set(ranks))
+    ranks += sorted(set(known) - set(ranks))
+    return sorted(ranks, key=lambda rank: rank != named)
 
 
 def find_limit(load: RunLoad) -> Limit | None:
@@ -124,10 +129,7 @@ def _scaled(limit: Limit | None, in_steps: float) -> Limit | None:
     """Return the limit with its share of all time, if that is enough."""
     if limit is None or limit.share is None or limit.share * in_steps < LEAST_SHARE:
         return None
-    return Limit(
-        kind=limit.kind, share=limit.share * in_steps, seconds=limit.seconds, rank=limit.rank,
-        evidence=limit.evidence,
-    )  # fmt: skip
+    return replace(limit, share=limit.share * in_steps)
 
 
 def _data(ranks: Sequence[RankLoad], step_s: float) -> Limit | None:

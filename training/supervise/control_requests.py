@@ -404,9 +404,9 @@ class RequestHandler:
         try:
             if live.samples.is_sampling:
                 raise ValueError(f"its ranks are being sampled. Wait {SAMPLE_S:.0f} s.")
-            loads = live.limits.loads(live.fold)
+            order = live.limits.slowest_first(live.fold)
             profile = live.profiles.start(
-                request, live.fold, loads, furthest=furthest, max_steps=last
+                request, live.fold, order, furthest=furthest, max_steps=last
             )
         except ValueError as error:
             request["stored"].set_exception(error)

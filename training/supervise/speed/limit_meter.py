@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from ltui.training.diagnosis.limits import RankLoad, RunLoad, find_limit
+from ltui.training.diagnosis.limits import RankLoad, RunLoad, find_limit, slowest_first
 from ltui.training.shared.record_types import Phase, PulseState
 from ltui.training.state.record_fold import FoldState, RunningTotals
 from ltui.training.state.run_snapshot import GpuSnapshot, Limit
@@ -103,6 +103,11 @@ class LimitMeter:
     def activity(self) -> dict[int, RankActivity]:
         """Return what the heartbeat threads of the ranks on this machine have counted."""
         return {r: counts for r, counts in self._table.read_activity().items() if any(counts)}
+
+    def slowest_first(self, fold: FoldState) -> list[int]:
+        """Return all ranks, that for which the others wait first, then by the last half minute."""
+        named = None if self.limit is None else self.limit.rank
+        return slowest_first(self.loads(fold), sorted(fold.ranks), named)
 
     def loads(self, fold: FoldState) -> tuple[RankLoad, ...]:
         """Return what each rank did in the last half minute."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ltui.training.diagnosis.limits import RankLoad, slowest_first
 from ltui.training.diagnosis.profile_summary import (
     Profile,
     ProfileState,
@@ -73,21 +72,20 @@ _CLOSE_S = 20.0
 _REPORT_BYTES = 1 << 20
 
 
-def choose_ranks(wanted: str, loads: Sequence[RankLoad], known: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks that ``wanted`` names: numbers, ``slowest`` and ``median``.
+def choose_ranks(wanted: str, order: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks that ``wanted`` names: numbers, ``slowest`` and ``median`` of ``order``.
 
     Raises ``ValueError``.
     """
-    order = slowest_first(loads, known)
     chosen = list[int]()
     for word in (part.strip() for part in wanted.split(",")):
         if word in ("slowest", "median"):
             rank = order[0] if word == "slowest" else order[len(order) // 2]
-        elif word.isascii() and word.isdigit() and len(word) < 8 and int(word) in known:
+        elif word.isascii() and word.isdigit() and len(word) < 8 and int(word) in order:
             rank = int(word)
         else:
             raise ValueError(
-                f"there is no rank {word[:20]!r}: use slowest, median or 0 to {max(known)}."
+                f"there is no rank {word[:20]!r}: use slowest, median or 0 to {max(order)}."
             )
         if rank not in chosen:
             chosen.append(rank)
@@ -142,19 +140,22 @@ class ProfileWatch:
         return replace(fold, unmeasured=self.unmeasured)
 
     def start(
-        self, wish: Mapping[str, Any], fold: FoldState, loads: Sequence[RankLoad],
+        self, wish: Mapping[str, Any], fold: FoldState, order: Sequence[int],
         *, furthest: int, max_steps: int | None,
     ) -> Profile:  # fmt: skip
-        """Begin a profile and return it. Raises ``ValueError`` with the reason if it cannot."""
+        """Begin a profile and return it. Raises ``ValueError`` with the reason if it cannot.
+
+        ``order``: all ranks, the slowest first.
+        """
         if self.active is not None:
             raise ValueError(f"profile {self.active.number} is running. Wait until it is over.")
         steps, wanted = wish.get("steps", DEFAULT_STEPS), wish.get("ranks", DEFAULT_RANKS)
         if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
             raise ValueError(f"the number of steps must be from 1 to {MOST_STEPS}.")
-        known = sorted(rank for rank, each in fold.ranks.items() if each.totals is not None)
+        known = [rank for rank in order if fold.ranks[rank].totals is not None]
         if not known:
             raise ValueError("the ranks have not made a step yet.")
-        ranks = choose_ranks(str(wanted), loads, known)
+        ranks = choose_ranks(str(wanted), known)
         hellos = [fold.ranks[rank].hello or {} for rank in ranks]
         on_device = any(str(hello.get("device", "")).startswith("cuda") for hello in hellos)
         if on_device and time.monotonic() - self._over_s < BETWEEN_S:

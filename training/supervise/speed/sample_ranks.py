@@ -17,14 +17,13 @@ from msgspec.structs import replace
 
 from ltui.training.diagnosis.evidence import ThreadStack
 from ltui.training.diagnosis.judge import Judgement
-from ltui.training.diagnosis.limits import slowest_first
 from ltui.training.diagnosis.sample_report import SampleReport
 from ltui.training.diagnosis.stack_samples import SampledRank, StackSamples, compare
 from ltui.training.json_codec import from_json, parse_json, to_json
 from ltui.training.process.stack_dumps import dump_by_signal, request_samples
 from ltui.training.shared.defaults import SAMPLE_S
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.state.run_snapshot import LimitKind, RunState, Verdict
+from ltui.training.state.run_snapshot import RunState, Verdict
 from ltui.training.state.verdicts import VerdictKind
 from ltui.training.store.run_directory import RunDir, write_atomically
 from ltui.training.supervise.evidence_collector import EvidenceCollector
@@ -150,14 +149,9 @@ class RankSampler:
 
     def _choose(self, live: LiveAttempt, straggler: Verdict | None) -> list[_Target]:
         """Return the rank to explain and a normal one, if there is one. Raises ``ValueError``."""
-        ranks = [rank for rank in live.local_ranks() if rank in self._table.read()]
-        order = slowest_first(live.limits.loads(live.fold), ranks)
-        limit = live.snapshot.limit
-        slow = order[0] if order else None
-        if straggler is not None:
-            slow = straggler.culprits[0]
-        elif limit is not None and limit.kind is LimitKind.RANK:
-            slow = limit.rank
+        alive = self._table.read().keys() & live.local_ranks()
+        order = [rank for rank in live.limits.slowest_first(live.fold) if rank in alive]
+        slow = straggler.culprits[0] if straggler is not None else next(iter(order), None)
         if slow not in order:
             raise ValueError("its ranks send nothing to ltui, so they cannot be sampled.")
         order.remove(slow)
