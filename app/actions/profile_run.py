@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -61,7 +62,15 @@ def begin(
     """Request a profile and return its number. Raises ``ProblemError`` if the run refuses."""
     require_live(run_dir)
     request = {"cmd": "profile", "ranks": ranks, "steps": steps, "memory": memory}
-    number = send_request(run_dir, request, ANSWER_TIMEOUT_S).get("number")
+    request["request_id"] = os.urandom(8).hex()
+    try:
+        number = send_request(run_dir, request, ANSWER_TIMEOUT_S).get("number")
+    except ProblemError:
+        # A supervisor that was killed may have begun it without an answer; the next one refuses.
+        begun = read_profile(run_dir)
+        if begun is None or begun.request_id != request["request_id"]:
+            raise
+        number = begun.number
     return number if isinstance(number, int) else 0
 
 

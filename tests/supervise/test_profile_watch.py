@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from ltui.app.actions import profile_run
 from ltui.training.diagnosis.limits import RankLoad, slowest_first
 from ltui.training.diagnosis.profile_summary import ProfileState
+from ltui.training.lifecycle import supervisor_client
+from ltui.training.problem import ProblemError
 from ltui.training.shared.profile_request import read_request, report_path
 from ltui.training.shared.record_types import Phase
 from ltui.training.state.record_fold import FoldState, RankFold, RunningTotals, fold
@@ -170,6 +173,49 @@ def test_a_rank_that_makes_no_progress_ends_a_profile_unless_the_run_is_paused(
     assert update(RunState.PAUSED, 90, 90, 90) is None
     assert update(RunState.RUNNING, 1, 150, 150, at=118) is None  # it may write its trace
     assert "ranks 1, 2 made no progress" in required(update(RunState.RUNNING, 1, 90, 90))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_who_gets_no_answer_waits_for_the_profile_that_was_begun(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    start(ProfileWatch(run_dir, 1))
+
+    def refuse(_: RunDir, request: dict[str, Any], _timeout_s: float) -> None:
+        ProfileWatch(run_dir, 2)
+        if begun:
+            assert start(ProfileWatch(run_dir, 1), **request).number == 2
+        raise ProblemError.of(where="x", what="profile 2 is running.")
+
+    monkeypatch.setattr(profile_run, "require_live", lambda _: None)
+    monkeypatch.setattr(profile_run, "send_request", refuse)
+    if begun:
+        assert profile_run.begin(run_dir) == 2
+    else:
+        with pytest.raises(ProblemError, match="is running"):
+            profile_run.begin(run_dir)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_supervisor_that_another_process_starts_meanwhile_is_used(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    holders = iter((None, object() if is_there else None))
+
+    def refuse(*_: object) -> None:
+        raise ProblemError.of(where="x", what="another supervisor already has this run.")
+
+    for name, value in (
+        ("lock_holder", lambda _: next(holders)),
+        ("lock_left_by_us", lambda _: True),
+        ("start_supervisor", refuse),
+    ):
+        monkeypatch.setattr(supervisor_client, name, value)
+    if is_there:
+        supervisor_client.restart_supervisor(run_dir)
+    else:
+        with pytest.raises(ProblemError, match="another supervisor"):
+            supervisor_client.restart_supervisor(run_dir)
 
 
 def test_profiled_steps_count_for_no_rate_and_no_step_time() -> None:

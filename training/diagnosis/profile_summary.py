@@ -53,6 +53,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     memory: bool = False
     requested_at: float = 0.0
     """Unix time."""
+    request_id: str = ""
+    """Chosen by who requested it, who may have got no answer."""
     reason: str | None = None
     """Why it failed."""
     profiles: tuple[RankProfile, ...] = ()

@@ -126,7 +126,9 @@ def restart_supervisor(run_dir: RunDir) -> None:
 
     Raises ``ProblemError`` if the run directory is a copy, whose command must not start by itself.
     """
-    if lock_holder(run_dir.lock_path) is None:
+    if lock_holder(run_dir.lock_path) is not None:
+        return
+    try:
         if not lock_left_by_us(run_dir.lock_path):
             what = "no supervisor of this user has had this directory: it is a copy."
             remedy = "Nothing of it runs. To remove it: ltui delete"
@@ -134,6 +136,9 @@ def restart_supervisor(run_dir: RunDir) -> None:
         saved = read_json(run_dir.environment_path)
         environment = None if saved is None else {str(k): str(v) for k, v in saved.items()}
         start_supervisor(run_dir, AttemptPlan(recover=True), environment)
+    except ProblemError:
+        if lock_holder(run_dir.lock_path) is None:  # else the shim has started one meanwhile
+            raise
 
 
 def save_environment(run_dir: RunDir) -> None:

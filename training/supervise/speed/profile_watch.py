@@ -179,6 +179,7 @@ class ProfileWatch:
             last=request.last,
             memory=request.memory,
             requested_at=time.time(),
+            request_id=str(wish.get("request_id", ""))[:64],
             step_s_before=_step_s(fold),
             folder=str(folder),
         )
