@@ -22,9 +22,8 @@ from typing import Any
 
 from ltui.training.rank import stack_dump_setup
 from ltui.training.rank.channel import current_channel
-from ltui.training.rank.exit_lock import ExitLock
 from ltui.training.rank.flight_recorder import UNKNOWN, Counts, FlightRecorder
-from ltui.training.rank.stack_sampler import frames_of, sample
+from ltui.training.rank.stack_sampler import ExitLock, frames_of, sample
 from ltui.training.shared.record_types import Phase
 from ltui.training.shared.regular_files import write_private_json
 from ltui.training.tensor_queue.heartbeat_table import (

@@ -8,15 +8,16 @@ returns, so the stack that is seen next is that of the call.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ltui.training.rank.exit_lock import ExitLock
 from ltui.training.shared.defaults import SAMPLE_S
 from ltui.training.shared.regular_files import write_private_json
 
@@ -30,11 +31,42 @@ _MAX_STACKS, _MAX_WRITTEN = 2000, 300
 _MAX_FRAMES = 64
 _MAX_CHARS = 300
 """Innermost frames of a stack, and characters of a path or name."""
-_look_lock = ExitLock()
-"""Held during a look."""
+_EXIT_WAIT_S = 5.0
+"""Maximum seconds for which the exit of the process waits for a thread of ltui."""
 
 Frames = list[tuple[str, int, str]]
 """File, line and function of each frame, innermost first."""
+
+
+class ExitLock:
+    """A lock for a thread that uses frames of others, or torch. The exit takes it for ever.
+
+    When Python ends, it ends a daemon thread where it next needs the GIL. Within C++ code of torch
+    that aborts the process. A thread that holds frames of the main thread may get there: if these
+    return meanwhile, it destroys their variables, such as a model.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._pid = threading.Lock(), os.getpid()
+        self.exits = False
+        atexit.register(self._end)
+
+    def acquire(self) -> bool:
+        """Wait for the lock and take it. Return False if the process exits."""
+        return not self.exits and self._lock.acquire(timeout=_EXIT_WAIT_S)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:  # the lock of a forked child may be held for ever
+            self.exits = True
+            self._lock.acquire(timeout=_EXIT_WAIT_S)
+
+
+_look_lock = ExitLock()
+"""Held during a look."""
 
 
 class StackSampler:
