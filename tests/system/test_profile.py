@@ -47,7 +47,9 @@ def test_the_losses_are_the_same_with_and_without_a_profile(ltui: Ltui, kind: st
     assert found == answer(ltui("profile", "last", "--show", "--json").stdout)
     assert "Rank 1: operators" in ltui("profile", "last", "--show").stdout
     ltui("stop", "last")
-    ltui.ended()
+    run = ltui.ended()
+    logs = [path.read_text() for path in Path(run["run_dir"], "logs").rglob("*.log")]
+    assert not any("ProfilerHandler" in text for text in logs)  # lines of torch's profiler
     ltui("profile", "last", check=2)
     steps = "--from", str(found["first"] - 1), "--to", str(found["last"] + 1)
     assert answer(ltui("rerun", "last", *steps, "--json").stdout)["comparison"]["steps"] == 7

@@ -247,6 +247,8 @@ def exclude_from_profile(began_ns: int, ended_ns: int) -> None:
 
 def create_profiler(*, memory: bool) -> tuple[torch.profiler.profile, bool]:
     """Return a profiler, and whether it profiles a device of CUDA too."""
+    # Else its library writes lines into the output of the program.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     kinds = [torch.profiler.ProfilerActivity.CPU]
     on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if on_device:
