@@ -114,7 +114,7 @@ def result_lines(result: RerunResult) -> Iterator[str]:
     if comparison is not None and not comparison.is_whole:
         yield f"{comparison.missing_steps} steps of the history have no loss this time."
     yield from (found.text() for found in result.nan)
-    if start.instrument == "nan" and not result.nan:
+    if start.instrument == "nan" and not result.nan and result.is_complete:
         before, again = result.nan_loss
         if again is not None:
             yield f"The loss is NaN or infinite since step {again}, but no module had a NaN."

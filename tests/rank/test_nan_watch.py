@@ -33,14 +33,28 @@ class Fault(nn.Module):
         return y
 
 
+class Sink(torch.autograd.Function):
+    """Gives no gradient to what the loss does not use, as DDP with ``find_unused_parameters``."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 4), Fault())
-        self.head = nn.Linear(4, 1)
+        self.head, self.unused = nn.Linear(4, 1), nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(x))  # type: ignore[no-any-return]
+        used: torch.Tensor = Sink.apply(self.head(self.body(x)), self.unused(x))[0]
+        return used
 
 
 Sent = list[dict[str, Any]]

@@ -185,8 +185,8 @@ def _remedy_for_computing(profile: RankProfile) -> str:
         return "Open the trace in Perfetto."
     first = profile.top[0]
     return (
-        f"{first.name} takes the most ({100 * first.share:.0f} % of the step): a smaller data type"
-        " (bf16), torch.compile or a smaller model would help."
+        f"{first.name} takes the most ({100 * first.share:.0f} % of the step). What may help, if it"
+        " is not in use yet: torch.compile, a smaller data type (bf16), a smaller model."
     )
 
 

@@ -95,8 +95,9 @@ class NanWatch(Instrument):
         self._send()
 
     def _hook_gradient(self, tensor: torch.Tensor, module: torch.nn.Module, name: str) -> None:
-        def check(gradient: torch.Tensor) -> None:
-            self._check(gradient, module, name, "backward")
+        def check(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:  # the loss does not use it
+                self._check(gradient, module, name, "backward")
 
         tensor.register_hook(check)  # type: ignore[no-untyped-call]
 
