@@ -43,7 +43,8 @@ _EFFECT = re.compile(
     r"""\bopen\([^)]*,\s*(?:mode\s*=\s*)?["'][rbt]*[wax+]
     | \.open\(\s*(?:mode\s*=\s*)?["'][rbt]*[wax+] | \.write_(?:text|bytes)\(
     | \b(?:np|numpy)\.save[z_a-z]*\( | \.to_(?:csv|parquet|json|pickle|hdf)\(
-    | \bsave_(?:file|pretrained)\( | \bsavefig\( | \b(?:json|pickle|yaml|joblib)\.dump\(
+    | \bsave_(?:file|pretrained)\( | \bsave(?:fig|_image)\( | @hydra\.main\b
+    | \b(?:json|pickle|yaml|joblib)\.dump\(
     | \b(?:dcp|checkpoint)\.(?:async_)?save\( | \bos\.(?:remove|unlink|rename|replace|rmdir)\(
     | \.unlink\( | \bshutil\.(?:rmtree|move|copy\w*)\( | \bsqlite3\.connect\(
     | \bsubprocess\.\w+\( | \bos\.system\( | \burlopen\( | \bboto3\b

@@ -71,7 +71,7 @@ def test_lines_that_write_are_found_in_what_the_script_imports(tmp_path: Path) -
         "lib/__init__.py": "shutil.rmtree(x)\n",
         "lib/data.py": "from . import more\n# open(p, 'w')\nPath(p).open(mode='ab')\n",
         "lib/more.py": "import train\nrequests.post(url)\n",
-        "models.py": "frame.to_csv(p)\nx.copy()\nmodel.save_pretrained(p)\n",
+        "models.py": "frame.to_csv(p)\nx.copy()\nmodel.save_pretrained(p)\n@hydra.main()\n",
         "other.py": "open(p, 'w')\n",
     }
     for name, text in files.items():
@@ -87,6 +87,7 @@ def test_lines_that_write_are_found_in_what_the_script_imports(tmp_path: Path) -
         "data.py:3",
         "models.py:1",
         "models.py:3",
+        "models.py:4",
         "more.py:2",
         "train.py:4",
     ]
