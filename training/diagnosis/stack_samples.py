@@ -26,8 +26,9 @@ from ltui.training.diagnosis.stack_frames import (
 
 MINIMUM_S, MINIMUM_SHARE = 0.3, 0.08
 """Least difference that is named: seconds, and fraction of the time that was sampled."""
-_MOST_OF_IT = 0.8
-"""Fraction of the largest difference that an inner function must have to be named instead."""
+_MOST_OF_IT = 0.7
+"""Fraction of the largest difference that an inner function must have to be named instead. The
+sampler waits up to 5 ms for the GIL, and sees too often the places that release it."""
 _HELD_SHARE = 0.5
 _MAX_ROWS, _SHORTEST_ROW_S = 24, 0.05
 _MAX_CHARS = 100
