@@ -60,6 +60,7 @@ class Rank:
 def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     # torch's profiler sets it where the compiler is loaded already.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")  # a profile sets it, too
     made = Rank(tmp_path)
     yield made
     assert not torch.autograd.profiler._is_profiler_enabled
