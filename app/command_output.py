@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypedDict, TypeVar
@@ -115,23 +115,24 @@ def replaced_file(path: str) -> Iterator[Path]:
     A device or a pipe, such as ``/dev/null``, is written to and never replaced.
     """
     target = Path(path)
-    if target.exists() and not target.is_file() and not target.is_dir():
-        yield target
-        return
-    try:
+    with _write_errors(f"-o {path}", "file"):
+        if target.exists() and not target.is_file() and not target.is_dir():
+            yield target
+            return
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(target)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def folder_errors(folder: Path, option: str = "-o") -> AbstractContextManager[None]:
+    """Raise ``ProblemError`` if the folder, the value of ``option``, cannot be written."""
+    return _write_errors(f"{option} {folder}", "folder")
 
 
 SCHEMA = 1
@@ -214,12 +215,18 @@ def _error_document(error: ProblemError) -> ErrorDocument:
     }
 
 
-def _unwritable(path: str, error: OSError) -> ProblemError:
-    return ProblemError.of(
-        where=f"-o {path}",
-        what=f"the file cannot be written ({error.strerror or error}).",
-        remedy="Choose a directory that you can write to.",
-    )
+@contextmanager
+def _write_errors(where: str, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # of `-o /dev/stdout`
+        raise
+    except OSError as error:
+        raise ProblemError.of(
+            where=where,
+            what=f"the {kind} cannot be written ({error.strerror or error}).",
+            remedy="Choose a directory that you can write to.",
+        ) from error
 
 
 def _umask() -> int:

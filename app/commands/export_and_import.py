@@ -10,8 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ltui.app.command_output import EXIT_DONE, FOLDER_FORMAT, PRINTED_FORMATS, refuse_existing
-from ltui.app.runs.export_runs import export_runs, folder_errors, metrics_to_export
+from ltui.app.command_output import (
+    EXIT_DONE,
+    FOLDER_FORMAT,
+    PRINTED_FORMATS,
+    folder_errors,
+    refuse_existing,
+)
+from ltui.app.runs.export_runs import export_runs, metrics_to_export
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.run_snapshot import LIVE
 from ltui.training.store.database_schema import NoHistoryError

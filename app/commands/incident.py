@@ -14,6 +14,7 @@ from pathlib import Path
 from ltui.app.command_output import (
     EXIT_DONE,
     EXIT_FAILED,
+    folder_errors,
     print_envelope,
     refuse_existing,
     replaced_file,
@@ -188,19 +189,13 @@ def open_file(options: Namespace) -> int:
         target = Path(options.to).absolute()
         if target.exists():
             raise ProblemError.of(where=f"--to {options.to}", what="it exists already.")
-        try:
+        with folder_errors(Path(options.to), "--to"):
             target.mkdir(mode=0o700, parents=True)
             try:
                 run_dir, _, note = open_incident(Path(options.file), target)
             except BaseException:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
-        except OSError as error:
-            raise ProblemError.of(
-                where=f"--to {options.to}",
-                what=f"the folder cannot be written ({error.strerror or error}).",
-                remedy="Choose a folder that you can write to.",
-            ) from error
         _print_note(note)
         print(f"Now: LTUI_HOME={shlex.quote(str(target))} ltui show {run_dir.id}")
         return EXIT_DONE

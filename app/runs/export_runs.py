@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
 
 from msgspec.structs import replace
 
-from ltui.app.command_output import FOLDER_FORMAT, PlainText, output, replaced_file
+from ltui.app.command_output import FOLDER_FORMAT, PlainText, folder_errors, output, replaced_file
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.state.metric_name_patterns import THROUGHPUT, TOTAL_RANK
 from ltui.training.store.export_files import (
@@ -56,19 +55,6 @@ def export_runs(
             place = f"{run_id}: " if len(runs) > 1 else ""
             sentences.append(f"{place}{clean_line(sentence, 1000)}")
     return sentences
-
-
-@contextmanager
-def folder_errors(folder: Path) -> Iterator[None]:
-    """Raise ``ProblemError`` if the folder cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise ProblemError.of(
-            where=f"-o {folder}",
-            what=f"the folder cannot be written ({error.strerror or error}).",
-            remedy="Choose a directory that you can write to.",
-        ) from error
 
 
 def _export_events(

@@ -287,6 +287,8 @@ def test_a_file_is_replaced_only_with_force(
     assert command(word, "calm-fox", "-o", file.name, "--force").returncode == 0
     assert file.read_text() != "mine"
     assert command(word, "calm-fox", "-o", "/dev/null").returncode == 0
+    full = command(word, "calm-fox", "-o", "/dev/full")
+    assert (full.returncode, "-o /dev/full: the file cannot be written" in full.stderr) == (2, True)
 
 
 @pytest.mark.timeout(500)
