@@ -22,6 +22,7 @@ from textual.worker import get_current_worker
 
 from ltui.app.live.curve_arithmetic import LatestCurveRequest
 from ltui.app.live.frame import Frame
+from ltui.app.presentation.notifications import CONTROLS
 from ltui.app.screens.dialog import Dialog, call_screen, error_lines
 from ltui.app.screens.run_commands import RunCommandScreen
 from ltui.training.problem import ProblemError
@@ -40,8 +41,6 @@ TICK_S = 0.25
 """Seconds between two moments of a run that plays."""
 NEAR_S = 1e-3
 """Marks that are nearer to the shown moment, in seconds, are this moment."""
-REFUSED = frozenset({"stop", "stop_when", "pause", "checkpoint", "kill", "resume", "rerun"})
-"""Actions that change the run."""
 OF_THE_PRESENT = {"diagnose": "diagnosis", "profile": "profile"}
 """Actions that show what is measured now, and what they show."""
 OF_THE_PAST = "This is the past of the run: nothing was requested. Esc returns to now."
@@ -94,10 +93,10 @@ class PastMomentScreen(RunCommandScreen):
         raise NotImplementedError
 
     def refusal_of(self, action: str) -> str | None:
-        if self.in_past and action in REFUSED:
-            return OF_THE_PAST
         if self.in_past and action in OF_THE_PRESENT:
             return f"The {OF_THE_PRESENT[action]} is about the present. Esc returns to now."
+        if self.in_past and action in (*CONTROLS, "stop_when"):
+            return OF_THE_PAST
         if action in ("play", "return_to_now") and not self.in_past:
             return NO_MOMENT
         return super().refusal_of(action)

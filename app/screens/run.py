@@ -317,8 +317,7 @@ class RunScreen(PastMomentScreen, ChartKeysScreen, TabbedScreen):
         self.app.push_screen(DiagnoseScreen(self.run_dir, lambda: self.frame))
 
     def action_profile(self) -> None:
-        if self.in_past:
-            self.is_refused("profile")
+        if self.in_past and self.is_refused("profile"):
             return
         # Imported here: few people profile a run.
         from ltui.app.screens.profile import ProfileScreen

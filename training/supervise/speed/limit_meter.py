@@ -44,7 +44,8 @@ class LimitMeter:
         self._table = HeartbeatTable(queue_dir)
         self._samples: deque[_Sample] = deque()
         self._rested: set[tuple[int, float]] = set()
-        """Ranks and their batches before the time without training, which the next one contains."""
+        """Ranks that have done no batch since the time without training, and their batches: the
+        next one of each contains that time."""
         self._ticks = self._validating = self._saving = 0
         self._seconds: dict[tuple[str, int | None], float] = {}
         """Kind and rank of a limit -> seconds for which it was the limit."""
@@ -67,11 +68,11 @@ class LimitMeter:
         ``gpus`` are those of all machines, the own ones first; ``others`` are the counts of the
         ranks on other machines.
         """
-        totals = {r: f.totals for r, f in fold.ranks.items() if f.totals is not None}
-        done = {(rank, counted.batches) for rank, counted in totals.items()}
         if not trains:
-            self._rested = done
-        if not trains or done & self._rested:
+            self._rested = _batches(fold)
+        elif self._rested:
+            self._rested &= _batches(fold)
+        if not trains or self._rested:
             self._samples.clear()
             self.limit = None
             return
@@ -81,6 +82,7 @@ class LimitMeter:
         self._saving += Phase.CHECKPOINT in phases and Phase.VALIDATION not in phases
         if self._samples and now_s - self._samples[-1].at_s < PERIOD_S:
             return
+        totals = {r: f.totals for r, f in fold.ranks.items() if f.totals is not None}
         busy: dict[int, float] = {}
         for gpu in gpus:
             percent = gpu.utilisation_percent
@@ -117,6 +119,11 @@ class LimitMeter:
         """Return what limited the attempt for the longest time."""
         longest = max(self._seconds, key=lambda key: self._seconds[key], default=None)
         return None if longest is None else self._last[longest]
+
+
+def _batches(fold: FoldState) -> set[tuple[int, float]]:
+    """Return the ranks with the number of batches that each has done."""
+    return {(r, f.totals.batches) for r, f in fold.ranks.items() if f.totals is not None}
 
 
 def _load_of(samples: Sequence[_Sample], fold: FoldState) -> RunLoad:
