@@ -120,8 +120,8 @@ def result_lines(result: RerunResult) -> Iterator[str]:
             yield f"The loss is NaN or infinite since step {again}, but no module had a NaN."
         else:
             yield f"No NaN in steps {start.first_step} to {start.last_step}."
-        if again is None and before is not None and before <= start.last_step:
-            yield f"The run had one at step {before}: its code or its environment was another."
+            if before is not None and before <= start.last_step:
+                yield f"The run had one at step {before}: its code or its environment was another."
     for profile in result.profiles:
         yield from _profile_lines(profile, start.instrument)
     if not result.is_complete:

@@ -55,6 +55,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Unix time."""
     request_id: str = ""
     """Chosen by who requested it, who may have got no answer."""
+    rank_count: int = 0
+    """Number of ranks of the run."""
     reason: str | None = None
     """Why it failed."""
     profiles: tuple[RankProfile, ...] = ()

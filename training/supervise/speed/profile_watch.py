@@ -109,7 +109,6 @@ class ProfileWatch:
         self._over_s = -math.inf
         """Monotonic time at which the last profile was over."""
         self._restarts: dict[int, int] = {}
-        self._rank_count = 0
         if (last := self.active) is not None and last.attempt != attempt:
             self._end(f"attempt {last.attempt} ended before it was complete")
         elif last is not None and not self._ranks_know(last.number):
@@ -180,6 +179,7 @@ class ProfileWatch:
             memory=request.memory,
             requested_at=time.time(),
             request_id=str(wish.get("request_id", ""))[:64],
+            rank_count=len(order),
             step_s_before=_step_s(fold),
             folder=str(folder),
         )
@@ -212,7 +212,6 @@ class ProfileWatch:
         profile, now_s = self.active, time.monotonic()
         if profile is None:
             return []
-        self._rank_count = len(fold.ranks)
         if self._profiles is not None:
             after_s = _steps_after(fold, profile.last + 1)
             is_late = now_s >= self._due_s or state is not RunState.RUNNING
@@ -304,7 +303,7 @@ class ProfileWatch:
     def _complete(self, after_s: float | None) -> Event:
         profile, profiles = self.active, self._profiles or ()
         assert profile is not None
-        sentence, remedy = explain(profiles, self._rank_count)
+        sentence, remedy = explain(profiles, profile.rank_count)
         done = replace(
             profile,
             state=ProfileState.DONE,
