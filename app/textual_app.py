@@ -189,8 +189,8 @@ class LtuiApp(OrderedKeysApp):
         from ltui.app.screens.run import RunScreen
 
         screen = RunScreen(run_dir, readonly=self.readonly)
-        if isinstance(self.screen, RunScreen) and len(self.screen_stack) > 1:
-            self.switch_screen(screen)
+        if isinstance(self.screen, RunScreen):
+            self.screen.replace_by(screen)
         else:
             self.push_screen(screen)
 

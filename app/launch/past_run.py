@@ -272,6 +272,7 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
     # Imported here: these modules are not needed while the form is filled in.
     from ltui.training.lifecycle.launch_run import launch
     from ltui.training.lifecycle.resume_run import resume
+    from ltui.training.lifecycle.supervisor_client import attempt_environment
 
     checkpoint = past.checkpoint_of(choice.checkpoint)
     try:
@@ -290,13 +291,14 @@ def start_choice(home: Path, past: PastRun, choice: Choice, overrides: tuple[str
     # It belongs where the run belongs; a note, a star and a name are of that run alone.
     of_past = read_labels(past.run_dir)
     labels = files_at_launch(RunLabels(tags=of_past.tags, group=of_past.group))
-    if choice.mode == FROM_START:
-        return launch(new, home, private_files=labels)
-    source = past.run_dir.id
-    new, start = apply_start_from(
-        home, new, source if checkpoint is None else f"{source}:{checkpoint.global_step}"
-    )
-    return launch(new, home, start, private_files=labels)
+    start = None
+    if choice.mode == FROM_CHECKPOINT:
+        source = past.run_dir.id
+        new, start = apply_start_from(
+            home, new, source if checkpoint is None else f"{source}:{checkpoint.global_step}"
+        )
+    environment = attempt_environment(past.run_dir)
+    return launch(new, home, start, private_files=labels, environment=environment)
 
 
 def _beside_field(problem: Problem) -> Problem:

@@ -49,6 +49,16 @@ class ClosableScreen(Screen[ScreenResultType]):
             self.app.pop_screen()
         return super().dismiss(result)
 
+    def replace_by(self, screen: Screen[Any]) -> None:
+        """Show another screen in place of this one, which is the top one.
+
+        The first screen of the app stays below, because Textual cannot replace it.
+        """
+        if self is self.app.screen_stack[0]:
+            self.app.push_screen(screen)
+        else:
+            self.app.switch_screen(screen)
+
 
 class Dialog(ModalScreen[ScreenResultType], ClosableScreen[ScreenResultType]):
     """A dialog above a screen. The keys of the app do not reach it, except those for help."""

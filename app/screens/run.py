@@ -340,8 +340,7 @@ class RunScreen(PastMomentScreen, ChartKeysScreen, TabbedScreen):
         def started(run_dir: RunDir | None) -> None:
             if run_dir is not None and run_dir != self.run_dir:
                 # In place of this screen, so that closing the new one leads to where this one did.
-                screen = RunScreen(run_dir, readonly=self.readonly, alone=self.alone)
-                self.app.switch_screen(screen)
+                self.replace_by(RunScreen(run_dir, readonly=self.readonly, alone=self.alone))
 
         self.app.push_screen(
             RunAgainScreen(self.run_dir, self.chart_source, new_run=new_run), started

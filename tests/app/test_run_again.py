@@ -36,6 +36,8 @@ from ltui.app.screens.resume_or_run_again import (
     RunAgainScreen,
     _checkpoint_options,
 )
+from ltui.app.screens.run import RunScreen
+from ltui.app.textual_app import LtuiApp
 from ltui.training.config.device_selection import Machine
 from ltui.training.config.presets import build_spec, load_preset
 from ltui.training.config.run_spec import RunSpec
@@ -46,10 +48,11 @@ from ltui.training.state.run_labels import RunLabels
 from ltui.training.state.run_snapshot import CheckpointInfo, Event, RunState
 from ltui.training.store.history_writer import Batch, StoreWriter
 from ltui.training.store.labels_file import change_labels, files_at_launch
+from ltui.training.store.recorded_environment import record_environment
 from ltui.training.store.run_directory import RunDir
 from tests.app.frames import NOW, rank, snapshot
 from tests.app.home import EPOCHS, Home, opened
-from tests.app.one_run import later
+from tests.app.one_run import later, reached, until
 from tests.required import required
 
 MACHINE = Machine(gpus=0, cores=8)
@@ -68,7 +71,7 @@ def a_run(home: Path, **facts: Any) -> RunDir:
     ``facts`` stand in the manifest of the last one.
     """
     run_dir = RunDir(home / "runs" / "calm-fox-1a2b")
-    for folder in (run_dir.path, run_dir.logs_dir(1), run_dir.checkpoints_dir):
+    for folder in (run_dir.logs_dir(1), run_dir.path / "engine", run_dir.checkpoints_dir):
         folder.mkdir(parents=True)
     spec = build_spec(
         load_preset("quickstart"),
@@ -103,6 +106,7 @@ class Started:
         self.resumed: list[tuple[RunDir, RunSpec | None, Path | None]] = []
         self.launched: list[tuple[RunSpec, Any]] = []
         self.files: list[Mapping[str, str]] = []
+        self.environments: list[Mapping[str, str]] = []
         monkeypatch.setattr(resume_run, "resume", self._resume)
         monkeypatch.setattr(launch_run, "launch", self._launch)
 
@@ -116,9 +120,11 @@ class Started:
         start_from: Any = None,
         *,
         private_files: Mapping[str, str],
+        environment: Mapping[str, str],
     ) -> RunDir:
         self.launched.append((spec, start_from))
         self.files.append(private_files)
+        self.environments.append(environment)
         return RunDir(home / "runs" / spec.id)
 
 
@@ -262,9 +268,13 @@ async def test_the_form_of_a_finished_run_begins_at_the_field_to_raise(
 
 
 async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
-    home: Path, started: Started
+    home: Path, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = a_run(home)
+    run_dir.engine_start_path(1).write_text("{}")
+    monkeypatch.setenv("STEPS", "3000")
+    record_environment(run_dir, 1)
+    monkeypatch.delenv("STEPS")
     kept = RunLabels(tags=("base",), group="seeds")
     change_labels(run_dir, lambda _: replace(kept, name="the best", star=True))
     async with opened_form(home, "R") as form:
@@ -288,6 +298,22 @@ async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
         assert start_from.global_step == 40
         assert spec.start_from == f"{run_dir.id}:40"
         assert started.files == [files_at_launch(kept)] * 2
+        assert [environment["STEPS"] for environment in started.environments] == ["3000"] * 2
+
+
+async def test_a_run_is_run_again_from_its_own_dashboard(home: Path, started: Started) -> None:
+    app = LtuiApp(home, run=a_run(home))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("R")
+        form = await reached(pilot, RunAgainScreen)
+        later(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: form not in app.screen_stack)
+        screen = await reached(pilot, RunScreen)
+        (new, _), *_ = started.launched
+        assert screen.run_dir.id == new.id
+        await pilot.press("q")
+        await until(pilot, lambda: not app.is_running)
 
 
 def test_a_finished_run_is_resumed_once_its_end_is_raised(home: Path) -> None:

@@ -37,13 +37,15 @@ def launch(
     *,
     interpreter_checked: bool = False,
     private_files: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> RunDir:
     """Start a run and return when its supervisor answers.
 
     ``start_from`` is a checkpoint of another run (training/lifecycle/resume_run.py).
     ``interpreter_checked`` is passed to ``check_start``. ``private_files`` (name -> text) are
-    written into the run directory before anything starts. Raises ``ProblemError`` if the run could
-    not be started; then there is no run directory.
+    written into the run directory before anything starts. ``environment`` is that of the run, by
+    default this process's. Raises ``ProblemError`` if the run could not be started; then there is
+    no run directory.
     """
     check_start(spec, interpreter_checked=interpreter_checked)
     run_dir = RunDir(home / "runs" / spec.id)
@@ -58,7 +60,7 @@ def launch(
             brought = import_checkpoint(start_from, run_dir.checkpoints_dir)
             plan = AttemptPlan(resume_from=Path(brought.path), resume_step=brought.global_step)
     try:
-        start_supervisor(run_dir, plan)
+        start_supervisor(run_dir, plan, environment)
     except BaseException:
         if lock_holder(run_dir.lock_path) is None:
             kill_run_processes(run_dir)
