@@ -39,6 +39,13 @@ BOTH = (rank(0), rank(1))
             load(rank(0, fetch_s=15.0), rank(1, fetch_s=14.0)), "data", 0.14, "0.14 s", id="data"
         ),
         pytest.param(
+            load(*(rank(n, steps=40, seconds=12.0, fetch_s=6.0) for n in range(2))),
+            "device",
+            0.3,
+            "",
+            id="little data, much between steps",
+        ),
+        pytest.param(
             load(rank(0, fetch_s=6.0), rank(1, fetch_s=6.0)), "device", 0.3, "", id="little data"
         ),
         pytest.param(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -141,6 +142,19 @@ def test_the_first_nan_is_named(
     train(change, watched=True)
     (event,) = sent
     assert tuple(event[n] for n in ("at_step", "module", "tensor", "where", "count")) == found
+
+
+def test_only_the_thread_of_the_training_sends(sent: Sent) -> None:
+    """Gradients on a device are computed by another thread."""
+    watch = NanWatch(1, {})
+    watch._found = {"at_step": 1, "module": None, "tensor": "loss"}
+    other = threading.Thread(target=watch._send)
+    other.start()
+    other.join()
+    assert sent == []
+    watch._send()
+    watch._send()
+    assert sent == [watch._found]
 
 
 def test_an_infinite_value_that_came_before_is_named_too(sent: Sent) -> None:

@@ -120,6 +120,7 @@ def interval(part: Part, begin: float, end: float, **changes: Any) -> Interval:
                 "blocks": [
                     *steps(1, 10.0, 20, fetch_s=0.25),
                     *steps(1, 10.0, 20, rank=1, fetch_s=0.75),
+                    *steps(1, 10.0, 20, rank=2, fetch_s=0.5),
                 ]
             },
             {"training": 5, "data": 15, "start_up": 10, "shutdown": 10},
@@ -184,21 +185,21 @@ def test_attempts_restarts_and_repeated_steps() -> None:
             AttemptTimes(number=3, begin=100.0, end=120.0, last_step=1 << 40),
         ],
         blocks=[
-            *steps(1, 30.0, 20),
+            *steps(1, 30.0, 20, fetch_s=0.5),
             *steps(2, 65.0, 10, first=11),
             *steps(3, 105.0, 15, first=21),
         ],
     )
     ledger = time_ledger(facts, 8)
     assert {part: us / 1e6 for part, us in ledger.run.parts_us.items()} == {
-        "training": 35, "start_up": 20, "repeated_steps": 10, "restarts": 10, "queue": 20,
-        "stopped": 25,
+        "training": 30, "data": 5, "start_up": 20, "repeated_steps": 10, "restarts": 10,
+        "queue": 20, "stopped": 25,
     }  # fmt: skip
     assert [(a.number, a.wall_us // 1_000_000) for a in ledger.attempts] == [
         (0, 20), (1, 40), (2, 40), (3, 20),
     ]  # fmt: skip
     # Of what was neither queue nor stopped by a person.
-    assert ledger.goodput == pytest.approx(35 / 75)
+    assert ledger.goodput == pytest.approx(30 / 75)
 
 
 def test_a_window_ends_before_the_next_one_begins() -> None:

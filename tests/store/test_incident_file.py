@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import sqlite3
 import tarfile
@@ -19,6 +20,7 @@ from ltui.app.presentation.run_view import note_lines
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.store import incident_file
 from ltui.training.store.history_reader import RunStore
 from ltui.training.store.incident_file import open_incident
 from ltui.training.store.past.reader import PastReader
@@ -45,6 +47,7 @@ def run_dir(private_home: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     (run_dir.path / "logs/1/rank-00000.log").write_text(log + f"https://me:{OTHER}@host\n")
     (run_dir.path / "logs/1/engine.log").write_text(f'{{"token": "{OTHER}"}}\n{PLANTED}')
     (run_dir.path / "evidence/1/stacks-7.txt").write_text(f"File {private_home}/train.py {PLANTED}")
+    (run_dir.path / "logs/1/linked.log").symlink_to("/etc/hostname")
     (run_dir.path / "code/1.json").write_text(json.dumps({"command": ["--api-key", OTHER]}))
     with closing(sqlite3.connect(run_dir.db_path)) as db, db:
         document = json.loads(db.execute("SELECT document FROM snapshot").fetchone()[0])
@@ -79,7 +82,7 @@ def test_no_secret_and_no_folder_leaves(run_dir: RunDir) -> None:
         sizes = {member.name: member.size for member in archive}
     assert names[0] == "incident.json"
     assert names[-1] == "run.db"
-    assert not [name for name in names if "engine/" in name or "checkpoints" in name]
+    assert not [name for name in names if re.search("engine/|checkpoints|linked", name)]
     assert sizes["logs/1/rank-00000.log"] < 300_000
     # The original is as it was.
     assert PLANTED in (run_dir.path / "logs/1/engine.log").read_text()
@@ -94,9 +97,10 @@ def test_the_record_of_the_minutes_is_in_it_without_secrets(
     log.write_text("".join(lines))
     snapshot = resolve_snapshot(run_dir)
     writer = PastWriter(past_folder(run_dir))
-    moments = {0.5: 100, 1.5: 39_000, 2.5: 39_500, 500.0: 40_000}
+    moments = {0.5: 100, 1.5: 39_000, 2.5: 39_500, 500.0: 39_999}
     for at, count in moments.items():
-        size = len("".join(lines[:count]).encode())
+        # The line after these was not complete.
+        size = len("".join(lines[: count + 1]).encode()) - 1
         shown = replace(snapshot, taken_at=at, detail=f"{PLANTED} at {at}")
         writer.append(at, document_of(shown, {"engine.log": size, "gone.log": 3}))
     writer.close()
@@ -220,6 +224,15 @@ def test_a_foreign_file_is_refused(tmp_path: Path, name: str, content: bytes, wo
         archive.add(tmp_path / "x", name)
     with pytest.raises(ProblemError, match=words):
         open_incident(tmp_path / "bad.ltui", tmp_path / "home")
+
+
+def test_a_file_that_would_fill_the_disk_is_refused(
+    tmp_path: Path, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(run_dir)
+    monkeypatch.setattr(incident_file, "MOST_BYTES", 1 << 14)
+    with pytest.raises(ProblemError, match="it holds more than 0 MB"):
+        open_incident(path, tmp_path / "home")
 
 
 def test_no_link_leads_out_and_no_name_does(tmp_path: Path, run_dir: RunDir) -> None:
@@ -367,8 +380,9 @@ def test_values_of_variables_that_are_set_no_more_are_found_by_their_digests() -
     stored = json.loads(json.dumps(secret_digests(variables)))
     assert {"q7-x", "plant"}.isdisjoint(json.dumps(stored).split('"'))
     redactor = Redactor({}, {}, [stored, {"key": "x"}, {"key": "00", "names": {"A": [[[1], 2]]}}])
-    text = f"log {json.dumps(PLANTED)} q7-x. /usr/bin a.b plant ed"
-    assert redactor.text(text) == 'log "[A_TOKEN]" [B_KEY]. /usr/bin a.b plant ed'
+    text = f"log {json.dumps(PLANTED)} q7-x. /usr/bin a.b plant ed, plant ..... ed värde-77"
+    redacted = 'log "[A_TOKEN]" [B_KEY]. /usr/bin a.b plant ed, plant ..... ed värde-77'
+    assert redactor.text(text) == redacted
     assert redactor.replaced == {"the value of A_TOKEN": 1, "the value of B_KEY": 1}
 
 

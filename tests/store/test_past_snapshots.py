@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.past.reader import PastReader, documents_of, record_files
-from ltui.training.store.past.snapshots import document_of, frame
+from ltui.training.store.past.snapshots import FRAME, MAGIC, document_of, frame
 from ltui.training.store.past.writer import PastWriter
 from tests.store.past_runs import BEGAN, snapshots
 
@@ -47,6 +47,7 @@ def test_snapshots_that_are_written_late_are_found_at_their_times(tmp_path: Path
         moment = reader.at((snapshot.taken_at or 0.0) + 0.01)
         assert moment is not None
         assert moment.snapshot == snapshot
+        assert max(at for at, _ in moment.log_sizes) == moment.at
 
 
 def test_nothing_is_invented_for_a_gap_but_an_end_lasts(tmp_path: Path):
@@ -101,6 +102,19 @@ def test_damaged_and_cut_files_give_what_is_intact(tmp_path: Path, seed: int):
     assert any(intact) or seed % 2 == 0
     assert all(m is None or m.snapshot in run for m in intact)
     assert (reader.damage is None) == bool(seed % 2)
+
+
+def test_a_damaged_time_is_not_believed(tmp_path: Path):
+    run = list(snapshots(2, 5))
+    written(tmp_path, run)
+    (file,) = record_files(tmp_path)
+    data = bytearray(file.path.read_bytes())
+    data[len(MAGIC) + FRAME.size - 5] ^= 0x01  # of the first snapshot
+    file.path.write_bytes(bytes(data))
+    reader = PastReader(tmp_path)
+    reader.refresh()
+    assert reader.bounds() is None
+    assert reader.damage is not None
 
 
 def test_files_of_anything_raise_nothing(tmp_path: Path):

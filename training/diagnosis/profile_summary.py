@@ -178,7 +178,7 @@ def _explain_rank(difference: Difference) -> tuple[str, str]:
 
 
 def _remedy_for_computing(profile: RankProfile) -> str:
-    if profile.on_device and profile.tiny_kernels > 0.5 * profile.kernels:
+    if profile.tiny_kernels > 0.5 * profile.kernels:
         return (
             f"{profile.tiny_kernels:.0f} of {profile.kernels:.0f} kernels are tiny: try"
             " torch.compile or a larger batch."

@@ -209,8 +209,6 @@ def _cut_history(run_dir: RunDir, incident: Incident, redactor: Redactor, path: 
         whole.backup(cut)
         cut.execute("PRAGMA journal_mode = DELETE")
         cut.create_function("redacted", 1, redactor.json)
-        # What is deleted and replaced is not to be found in free pages either.
-        cut.execute("PRAGMA secure_delete = ON")
         for table, column in _TIMES.items():
             outside = f"{column} IS NULL OR {column} NOT BETWEEN ? AND ?"
             cut.execute(f"DELETE FROM {table} WHERE {outside}", (incident.begin, incident.end))  # noqa: S608
@@ -223,6 +221,7 @@ def _cut_history(run_dir: RunDir, incident: Incident, redactor: Redactor, path: 
                     # Two names that differ in their secrets only are one.
                     cut.execute(f"UPDATE OR REPLACE {table} {changed}")
         cut.commit()
+        # What was deleted and replaced is not to be found in free pages either.
         cut.execute("VACUUM")
     return rows
 
