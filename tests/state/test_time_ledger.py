@@ -202,6 +202,19 @@ def test_attempts_restarts_and_repeated_steps() -> None:
     assert ledger.goodput == pytest.approx(30 / 75)
 
 
+def test_of_a_window_that_was_replaced_in_part_the_rest_counts() -> None:
+    attempt = AttemptTimes(number=1, begin=0.0, end=10.0, last_step=5)
+    window = StepBlock(
+        attempt=1, rank=0, group=0, first_step=1, last_step=10, batches=10, end=10.0,
+        seconds=10.0, fetch_s=4.0,
+    )  # fmt: skip
+    facts = TimeFacts(begin=0.0, until=10.0, attempts=[attempt], blocks=[window])
+    parts = time_ledger(facts).run.parts_us
+    assert {part: us / 1e6 for part, us in parts.items()} == {
+        "training": 3, "data": 2, "repeated_steps": 5,
+    }  # fmt: skip
+
+
 def test_a_window_ends_before_the_next_one_begins() -> None:
     """Only the mean of the times of a window is known, which a long first step shifts."""
     slow = StepBlock(
