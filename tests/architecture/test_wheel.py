@@ -1,11 +1,13 @@
-"""The wheel has every file of the source folders, and nothing else."""
+"""The wheel has every file of the source folders, and nothing else; what it needs is locked."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import requires
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,3 +39,9 @@ def test_wheel_has_the_tree(tmp_path: Path) -> None:
         if ".dist-info/" not in name
     }
     assert packed == {name for name in tracked if name.startswith(FOLDERS)}
+
+
+def test_every_requirement_has_a_locked_version() -> None:
+    lock = (ROOT / ".ci/requirements.txt").read_text().lower()
+    required = {re.split(r"[^\w.-]", line.lower())[0] for line in requires("ltui-train") or ()}
+    assert required - {"ltui-train"} <= set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE))
