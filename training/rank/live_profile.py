@@ -2,8 +2,7 @@
 
 Each chosen rank profiles the same steps by itself: nothing waits for other ranks except in the
 collectives of the program. The profiler is started and stopped in the training thread, at the ends
-of steps, and writes its trace there. Only the compression runs in a thread of its own, which calls
-nothing of torch and for which the exit of the process waits a while.
+of steps, and writes its trace there. The process that reads the trace compresses it.
 
 The report of a rank has the times of its steps and of what happened within them that is no part of
 a step. It is written last: without it there is no profile.
@@ -11,12 +10,8 @@ a step. It is written last: without it there is no profile.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gzip
 import os
-import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +27,7 @@ from ltui.training.shared.profile_request import (
     ProfileRequest,
     read_request,
     report_path,
-    trace_path,
+    written_trace_path,
 )
 from ltui.training.shared.regular_files import write_private_json
 from ltui.training.tensor_queue.control_block import ControlFile
@@ -43,20 +38,12 @@ MOST_MEMORY_BYTES = 2 << 30
 """Bytes by which the process may grow while it records. Then fewer steps are profiled."""
 MOST_SECONDS = 120.0
 """Seconds after which no further step is profiled."""
-_EXIT_WAIT_S = 20.0
-"""Maximum seconds for which the exit of the process waits for the compression of a trace."""
 
 clock = time.monotonic_ns
 
 
 class LiveProfile:
     """The profiles of one rank. Call ``step_ended`` if ``word[0]`` differs from ``seen``."""
-
-    __slots__ = (
-        *("_anchor_ns", "_began_ns", "_channel", "_control", "_excluded", "_on_device"),
-        *("_peak", "_profiler", "_request", "_restore", "_rss", "_started_ns", "_steps"),
-        *("seen", "word"),
-    )
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -107,8 +94,7 @@ class LiveProfile:
             self._start()
         else:
             self._steps.append((step, self._began_ns, now))
-            used = torch.cuda.max_memory_allocated() if self._on_device else resident_bytes()
-            self._peak = max(self._peak, used)
+            self._peak = max(self._peak, used_bytes(on_device=self._on_device))
             grown = resident_bytes() - self._rss > MOST_MEMORY_BYTES
             if step < request.last and not grown and now - self._started_ns < MOST_SECONDS * 1e9:
                 self._began_ns = clock()
@@ -141,41 +127,31 @@ class LiveProfile:
         self._began_ns = clock()
 
     def _finish(self, request: ProfileRequest) -> None:
-        """Stop the profiler, write its trace, and have it compressed and reported."""
-        profiler, self._profiler = self._profiler, None
+        """Stop the profiler, write its trace, and report it."""
+        profiler = self._end()
         assert profiler is not None
-        self._began_ns = 0
-        self._end()
         profiler.stop_trace()
         self._channel.pulse.beat()
-        folder = self._folder(request)
-        raw = trace_path(folder, self._channel.rank).with_suffix(".part")
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(raw.unlink, missing_ok=True)
-            raw.touch(0o600)
-            profiler.export_chrome_trace(str(raw))
+        trace = written_trace_path(self._folder(request), self._channel.rank)
+        try:
+            trace.touch(0o600)
+            profiler.export_chrome_trace(str(trace))
             self._channel.pulse.beat()
-            if raw.stat().st_size > MOST_TRACE_BYTES:
-                size = f"{raw.stat().st_size >> 20} MB, more than {MOST_TRACE_BYTES >> 20} MB"
-                raise ValueError(f"the trace has {size}. Take fewer steps")
-            on_failure.pop_all()
-        report = {
-            "rank": self._channel.rank,
-            "anchor_ns": self._anchor_ns,
-            "steps": self._steps,
-            "excluded": self._excluded,
-            "on_device": self._on_device,
-            "peak_bytes": self._peak,
-            "threads": torch.get_num_threads(),
-        }
-        compression = threading.Thread(
-            target=_compress,
-            args=(raw, trace_path(folder, self._channel.rank), report),
-            name="ltui-profile",
-            daemon=True,
-        )
-        compression.start()
-        atexit.register(compression.join, _EXIT_WAIT_S)
+            if (size := trace.stat().st_size) > MOST_TRACE_BYTES:
+                limit = f"{size >> 20} MB, more than {MOST_TRACE_BYTES >> 20} MB"
+                raise ValueError(f"the trace has {limit}. Take fewer steps")
+            self._report(
+                request,
+                anchor_ns=self._anchor_ns,
+                steps=self._steps,
+                excluded=self._excluded,
+                on_device=self._on_device,
+                peak_bytes=self._peak,
+                threads=torch.get_num_threads(),
+            )
+        except BaseException:
+            trace.unlink(missing_ok=True)
+            raise
         self._request, self.seen = None, request.number
 
     def _give_way(self) -> None:
@@ -185,45 +161,32 @@ class LiveProfile:
 
     def _fail(self, reason: str) -> None:
         """End this profile with the reason for which there is none."""
-        profiler, self._profiler = self._profiler, None
-        started, self._began_ns = self._began_ns, 0
-        self._end()
+        is_started, profiler = self._began_ns > 0, self._end()
         if profiler is not None:
             with contextlib.suppress(Exception):
-                if not started:
+                if not is_started:
                     profiler.start_trace()
                 profiler.stop_trace()
         request, self._request = self._request, None
         self.seen = self.word[0] if request is None else request.number
         if request is not None:
             with contextlib.suppress(OSError):
-                path = report_path(self._folder(request), self._channel.rank)
-                write_private_json(path, {"rank": self._channel.rank, "error": reason[:400]})
+                self._report(request, error=reason[:400])
 
-    def _end(self) -> None:
-        restore, self._restore = self._restore, None
-        if restore is not None:
-            restore()
+    def _end(self) -> torch.profiler.profile | None:
+        """Measure no further step. Return the profiler, which may still be on."""
+        if self._restore is not None:
+            self._restore()
+        profiler, self._profiler, self._restore = self._profiler, None, None
+        self._began_ns = 0
+        return profiler
+
+    def _report(self, request: ProfileRequest, **report: Any) -> None:
+        path = report_path(self._folder(request), self._channel.rank)
+        write_private_json(path, {"rank": self._channel.rank, **report})
 
     def _folder(self, request: ProfileRequest) -> Path:
         return self._channel.environment.run_dir / FOLDER / str(request.number)
-
-
-def _compress(raw: Path, trace: Path, report: dict[str, Any]) -> None:
-    """Compress a trace, then write the report."""
-    part = trace.with_suffix(".part.gz")
-    try:
-        part.touch(0o600)
-        with open(raw, "rb") as source, gzip.open(part, "wb", compresslevel=5) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        part.replace(trace)
-    except OSError as error:
-        report = {"rank": report["rank"], "error": f"its trace could not be written: {error}"}
-        part.unlink(missing_ok=True)
-    finally:
-        raw.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        write_private_json(report_path(trace.parent, int(report["rank"])), report)
 
 
 _current: LiveProfile | None = None
@@ -254,6 +217,11 @@ def create_profiler(*, memory: bool) -> tuple[torch.profiler.profile, bool]:
     if on_device:
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
     return torch.profiler.profile(activities=kinds, profile_memory=memory), on_device
+
+
+def used_bytes(*, on_device: bool) -> int:
+    """Return the most bytes that tensors on the device had, or those that this process has now."""
+    return torch.cuda.max_memory_allocated() if on_device else resident_bytes()
 
 
 def resident_bytes() -> int:

@@ -2,16 +2,15 @@
 
 The supervisor writes the request to ``profile.json`` in the queue folder of the attempt, then its
 number to a word of the control block. Each chosen rank answers in ``profiles/NUMBER`` of the run
-directory: first with its trace, then with a report. Standard library only.
+directory: first with its trace, then with a report. The process that makes the summary compresses
+the trace. Standard library only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ltui.training.shared.regular_files import read_regular, write_private_json
 
@@ -41,17 +40,6 @@ class ProfileRequest:
         """The last step that is measured."""
         return self.first + self.steps
 
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> ProfileRequest:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` if ``document`` is none."""
-        return cls(
-            number=int(document["number"]),
-            ranks=tuple(int(rank) for rank in document["ranks"]),
-            first=int(document["first"]),
-            steps=int(document["steps"]),
-            memory=bool(document["memory"]),
-        )
-
 
 def write_request(queue_dir: Path, request: ProfileRequest) -> None:
     """Write the request of an attempt. Raises ``OSError``."""
@@ -61,7 +49,14 @@ def write_request(queue_dir: Path, request: ProfileRequest) -> None:
 def read_request(queue_dir: Path) -> ProfileRequest | None:
     """Return the last request of an attempt, or None if there is none that can be read."""
     try:
-        return ProfileRequest.from_document(json.loads(read_regular(queue_dir / REQUEST_NAME)))
+        document = json.loads(read_regular(queue_dir / REQUEST_NAME))
+        return ProfileRequest(
+            number=int(document["number"]),
+            ranks=tuple(int(rank) for rank in document["ranks"]),
+            first=int(document["first"]),
+            steps=int(document["steps"]),
+            memory=bool(document["memory"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -71,6 +66,11 @@ def report_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.json"
 
 
-def trace_path(folder: Path, rank: int) -> Path:
+def written_trace_path(folder: Path, rank: int) -> Path:
     """Return where a rank writes its trace, in the format of Chrome and Perfetto."""
+    return folder / f"rank-{rank:05d}.trace.json"
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    """Return where the trace of a rank is, compressed, once the profile is complete."""
     return folder / f"rank-{rank:05d}.trace.json.gz"

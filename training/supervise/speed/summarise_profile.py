@@ -1,4 +1,4 @@
-"""Read the traces of a profile and write its summary: a process of its own, without torch.
+"""Compress and read the traces of a profile, and write its summary: a process without torch.
 
 ``python -m ltui.training.supervise.speed.summarise_profile FOLDER``. The traces are untrusted: what
 is read is bounded in size, and the process in memory.
@@ -12,17 +12,22 @@ import os
 import resource
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from ltui.training.diagnosis.trace_times import RankProfile, RankReport, TraceEvent, summarise_rank
 from ltui.training.json_codec import from_json, parse_json, to_json
+from ltui.training.shared.profile_request import trace_path, written_trace_path
 from ltui.training.shared.regular_files import open_regular, read_regular, write_private_json
+from ltui.training.store.run_directory import write_atomically
 
 SUMMARY_NAME = "summary.json"
 MOST_TRACE_BYTES = 512 << 20
 """Maximum size of a trace that is read, uncompressed."""
+_COMPRESSION = 3
+"""Level of gzip: half the time of level 5 for a file that is a seventh larger."""
 _MEMORY_BYTES = 6 << 30
 """Maximum size of the address space of this process."""
 
@@ -51,7 +56,11 @@ def summarise(folder: Path) -> list[RankProfile]:
     profiles = []
     for path in sorted(folder.glob("rank-?????.json")):
         report = from_json(RankReport, parse_json(read_regular(path, 1 << 20)))
-        trace = path.with_name(f"{path.stem}.trace.json.gz")
+        trace, written = trace_path(folder, report.rank), written_trace_path(folder, report.rank)
+        with suppress(FileNotFoundError):  # the process of a killed supervisor has compressed it
+            data = read_regular(written, MOST_TRACE_BYTES)
+            write_atomically(trace, gzip.compress(data, _COMPRESSION))
+            written.unlink()
         profiles.append(summarise_rank(report, read_trace(trace)))
     return profiles
 
