@@ -24,12 +24,13 @@ from ltui.training.shared.defaults import RERUN_VARIABLE
 from ltui.training.shared.record_types import Outcome, Phase
 
 _INSTRUMENTS = {
+    "compare": ("step_rerun", "Instrument"),
     "nan": ("nan_watch", "NanWatch"),
     "profile": ("step_profile", "Profile"),
     "memory": ("step_profile", "MemoryProfile"),
     "pdb": ("step_debugger", "Debugger"),
 }
-"""Module and class of each instrument; ``compare`` observes nothing in the rank."""
+"""Module and class of each instrument."""
 
 
 class Instrument:
@@ -78,10 +79,8 @@ class Rerun:
             self._first_forward.remove()
             self._first_forward = None
         if self._instrument is None:
-            kind: type[Instrument] = Instrument
-            if self._name in _INSTRUMENTS:
-                module, name = _INSTRUMENTS[self._name]
-                kind = getattr(import_module(f"ltui.training.rank.{module}"), name)
+            module, name = _INSTRUMENTS[self._name]
+            kind: type[Instrument] = getattr(import_module(f"ltui.training.rank.{module}"), name)
             self._instrument = kind(self._first, self._options)
             self._instrument.begin()
         return self._instrument
