@@ -37,9 +37,9 @@ def rerun(options: Namespace) -> int:
         path: str | None = None
         if options.instrument == "pdb" and not options.json:
             # Imported here: the other instruments need no terminal.
-            from ltui.app.foreground.debugger_terminal import DebuggerTerminal
+            from ltui.app.foreground.debugger_terminal import debugger_terminal
 
-            path = terminals.enter_context(DebuggerTerminal()).path
+            path = terminals.enter_context(debugger_terminal())
         plan = prepare_rerun(
             RerunOptions(
                 run=options.run,

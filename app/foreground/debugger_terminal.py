@@ -8,64 +8,69 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import socket
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _POLL_S = 0.2
 _BYTES = 1 << 16
 
 
-class DebuggerTerminal:
-    """Relays the terminal of this process to the debugger, in a thread, within a ``with``."""
+@contextmanager
+def debugger_terminal() -> Iterator[str]:
+    """Relay the terminal of this process to the debugger, in a thread.
 
-    def __enter__(self) -> DebuggerTerminal:
-        self._folder = tempfile.mkdtemp(prefix="ltui-pdb-")
-        self.path = str(Path(self._folder, "pdb"))
-        """The socket to which the rank connects."""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.path)
-        self._listener.listen(1)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._relay, name="debugger", daemon=True)
-        self._thread.start()
-        return self
+    Yield the path of the socket to which the rank connects.
+    """
+    closed = threading.Event()
+    with (
+        tempfile.TemporaryDirectory(prefix="ltui-pdb-", ignore_cleanup_errors=True) as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+    ):
+        path = str(Path(folder, "pdb"))
+        listener.bind(path)
+        listener.listen(1)
+        thread = threading.Thread(
+            target=_relay, args=(listener, closed), name="debugger", daemon=True
+        )
+        thread.start()
+        try:
+            yield path
+        finally:
+            closed.set()
+            thread.join()
 
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        self._thread.join()
-        self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _relay(self) -> None:
-        while not self._closed.is_set():
-            if select.select([self._listener], [], [], _POLL_S)[0]:
-                link, _ = self._listener.accept()
-                with link, suppress(OSError):  # the rank may have ended
-                    self._relay_link(link)
+def _relay(listener: socket.socket, closed: threading.Event) -> None:
+    while not closed.is_set():
+        if select.select([listener], [], [], _POLL_S)[0]:
+            link, _ = listener.accept()
+            with link, suppress(OSError):  # the rank may have ended
+                _relay_link(link, closed)
+            return
+
+
+def _relay_link(link: socket.socket, closed: threading.Event) -> None:
+    # Imported here: it is light, but only a debugger needs it.
+    from ltui.widgets.sanitise import without_controls
+
+    sources: list[socket.socket | int] = [link, sys.stdin.fileno()]
+    while not closed.is_set():
+        ready = select.select(sources, [], [], _POLL_S)[0]
+        if sources[-1] in ready and len(sources) > 1:
+            typed = os.read(sys.stdin.fileno(), _BYTES)
+            if typed:
+                link.sendall(typed)
+            else:  # the debugger quits at the end of its input
+                link.shutdown(socket.SHUT_WR)
+                sources.pop()
+        if link in ready:
+            data = link.recv(_BYTES)
+            if not data:
                 return
-
-    def _relay_link(self, link: socket.socket) -> None:
-        # Imported here: it is light, but only a debugger needs it.
-        from ltui.widgets.sanitise import without_controls
-
-        sources: list[socket.socket | int] = [link, sys.stdin.fileno()]
-        while not self._closed.is_set():
-            ready = select.select(sources, [], [], _POLL_S)[0]
-            if sources[-1] in ready and len(sources) > 1:
-                typed = os.read(sys.stdin.fileno(), _BYTES)
-                if typed:
-                    link.sendall(typed)
-                else:  # the debugger quits at the end of its input
-                    link.shutdown(socket.SHUT_WR)
-                    sources.pop()
-            if link in ready:
-                data = link.recv(_BYTES)
-                if not data:
-                    return
-                sys.stdout.write(without_controls(data.decode("utf-8", "replace")))
-                sys.stdout.flush()
+            sys.stdout.write(without_controls(data.decode("utf-8", "replace")))
+            sys.stdout.flush()
