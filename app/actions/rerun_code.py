@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ltui.training.config.run_spec import RunSpec
@@ -33,6 +33,8 @@ SILENCED = (
     "torch.save",
 )
 """What writes nothing in a run that executes steps again."""
+Sources = Mapping[Path, Sequence[str]]
+"""Python files of the program, and the lines of each."""
 MOST_FILES = 500
 """Number of files that are read."""
 MOST_BYTES = 1 << 20
@@ -95,8 +97,8 @@ def with_copy(run_dir: RunDir, spec: RunSpec, frozen: FrozenCode | None) -> RunS
     return spec.with_changes(command=frozen_command(run_dir, frozen, spec.command, spec.cwd))
 
 
-def sources(run_dir: RunDir, spec: RunSpec, frozen: FrozenCode | None) -> list[Path]:
-    """Return the Python files of the program: its scripts, and what they import."""
+def sources(run_dir: RunDir, spec: RunSpec, frozen: FrozenCode | None) -> Sources:
+    """Return the lines of the program: of its scripts, and of what they import."""
     here = Path(spec.cwd)
     folders = [code_folder(spec), here, here / "src", *map(Path, spec.python_path)]
     if frozen is not None:
@@ -112,8 +114,8 @@ def sources(run_dir: RunDir, spec: RunSpec, frozen: FrozenCode | None) -> list[P
     return reached_files(scripts, folders)
 
 
-def reached_files(scripts: Sequence[Path], folders: Sequence[Path]) -> list[Path]:
-    """Return ``scripts`` and what they import, directly or not, from ``folders``."""
+def reached_files(scripts: Sequence[Path], folders: Sequence[Path]) -> Sources:
+    """Return the lines of scripts and of what they import, directly or not, from ``folders``."""
     waiting, reached = list(scripts), dict[Path, list[str]]()
     while waiting and len(reached) < MOST_FILES:
         path = waiting.pop(0)
@@ -134,16 +136,12 @@ def reached_files(scripts: Sequence[Path], folders: Sequence[Path]) -> list[Path
                     if folder in each.parents:
                         files = each.with_name(f"{each.name}.py"), each / "__init__.py"
                         waiting += [file for file in files if file.is_file()]
-    return list(reached)
+    return reached
 
 
-def find_effects(paths: Sequence[Path]) -> Iterator[str]:
+def find_effects(program: Sources) -> Iterator[str]:
     """Yield ``train.py:41: open(path, "a")`` for each line that may write or send something."""
-    for path in paths:
-        try:
-            lines = read_regular(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
-        except OSError:
-            continue
+    for path, lines in program.items():
         for place, line in enumerate(lines, start=1):
             if _EFFECT.search(line.partition("#")[0]):
                 yield f"{path.name}:{place}: {line.strip()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from msgspec import Struct
@@ -63,11 +64,9 @@ def compare_losses(before: Losses, again: Losses) -> LossComparison:
             if metric == STEP_LOSS and all(map(math.isnan, (*old, *new))):
                 continue
             compared.add(step)
-            count = max(len(old), len(new))
-            pairs = zip(_padded(old, count), _padded(new, count), strict=True)
             differences += [
                 Difference(step=step, rank=rank, metric=metric, before=a, again=b)
-                for a, b in pairs
+                for a, b in zip_longest(old, new)
                 if _bits(a) != _bits(b)
             ]
     return LossComparison(
@@ -77,10 +76,6 @@ def compare_losses(before: Losses, again: Losses) -> LossComparison:
         largest=max(map(_share, differences), default=0.0),
         first=min(differences, key=lambda d: (d.step, d.rank, d.metric), default=None),
     )
-
-
-def _padded(values: tuple[float, ...], count: int) -> tuple[float | None, ...]:
-    return values + (None,) * (count - len(values))
 
 
 def _bits(value: float | None) -> bytes:
