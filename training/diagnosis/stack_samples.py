@@ -152,7 +152,7 @@ def _sentence(slow: SampledRank, normal: SampledRank | None, seconds: float) -> 
         return f"{rank} {_most_of(slow.main, seconds)}; there is no rank to compare it with", False
     if normal.main is None:
         return f"{rank} {_most_of(slow.main, seconds)}; rank {normal.rank} gave no samples", False
-    stacks, others = (_scaled(r.main, seconds) for r in (slow, normal) if r.main is not None)
+    stacks, others = (_mean([main], seconds) for main in (slow.main, normal.main))
     busy, other_busy = ([s for s in of if not _waits(s)] for of in (stacks, others))
     found = find_difference(busy, other_busy, seconds)
     if found is None:
@@ -252,22 +252,16 @@ def _inclusive(stacks: Iterable[StackTime]) -> Mapping[_Place, float]:
     return seconds
 
 
-def _scaled(samples: StackSamples, seconds: float) -> list[StackTime]:
-    """Return the stacks as if they had been sampled for ``seconds``."""
-    factor = seconds / samples.seconds if samples.seconds > 0 else 0.0
-    return [
-        StackTime(frames=s.frames, seconds=s.seconds * factor, held_s=s.held_s * factor)
-        for s in samples.stacks
-    ]
-
-
 def _mean(samples: Sequence[StackSamples], seconds: float) -> list[StackTime]:
-    share = 1 / max(1, len(samples))
-    return [
-        StackTime(frames=s.frames, seconds=s.seconds * share, held_s=s.held_s * share)
-        for of_one in samples
-        for s in _scaled(of_one, seconds)
-    ]
+    """Return the stacks of all threads as if one thread had been sampled for ``seconds``."""
+    stacks = []
+    for thread in samples:
+        factor = seconds / thread.seconds / len(samples) if thread.seconds > 0 else 0.0
+        stacks += [
+            StackTime(frames=s.frames, seconds=s.seconds * factor, held_s=s.held_s * factor)
+            for s in thread.stacks
+        ]
+    return stacks
 
 
 def _at_work(samples: StackSamples) -> StackSamples:

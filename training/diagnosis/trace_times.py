@@ -119,17 +119,7 @@ def union(spans: Iterable[tuple[float, float]]) -> Spans:
 
 def intersection(first: Spans, second: Spans) -> Spans:
     """Return what lies in both."""
-    both: Spans = []
-    i = j = 0
-    while i < len(first) and j < len(second):
-        begin, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
-        if begin < end:
-            both.append((begin, end))
-        if first[i][1] < second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return both
+    return difference(first, difference(first, second))
 
 
 def difference(first: Spans, second: Spans) -> Spans:
