@@ -23,13 +23,13 @@ from ltui.training.lifecycle.record_code import (
     UnknownError,
     ask_git,
     code_folder,
+    code_now,
     named_script,
-    record_repository,
     top_folder,
 )
 from ltui.training.problem import ProblemError
 from ltui.training.shared.regular_files import read_regular
-from ltui.training.store.code_record import diff_path, record_path
+from ltui.training.store.code_record import diff_path, record_path, write_record
 from ltui.training.store.frozen_code import (
     CODE_SUFFIXES,
     PROGRAM_SUFFIXES,
@@ -106,7 +106,8 @@ def freeze_code(run_dir: RunDir, spec: RunSpec, number: int = 1) -> FrozenCode:
             left_out=tuple(f"{n} ({why})" for n, why in chosen.left_out.items())[:NAMES_KEPT],
             note=listing.note,
         )
-        record_repository(run_dir, spec, number)
+        # ``record_code`` adds the packages of an attempt.
+        write_record(run_dir, *code_now(spec, number))
         write_json(frozen_list_path(run_dir, number), to_json(frozen))
         os.rename(temporary, folder)
     except BaseException:

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -108,14 +108,6 @@ def record_code(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
             record = replace(record, repeats=first_with_identity(run_dir, record.identity))
     with contextlib.suppress(OSError):
         write_record(run_dir, record, diff)
-
-
-def record_repository(run_dir: RunDir, spec: RunSpec, attempt: int) -> None:
-    """Write the record of frozen code, to which ``record_code`` adds the packages of an attempt.
-
-    Raises ``OSError``.
-    """
-    write_record(run_dir, *code_now(spec, attempt))
 
 
 def code_now(spec: RunSpec, attempt: int) -> tuple[CodeRecord, bytes]:
@@ -288,7 +280,8 @@ def _ask(
         process = subprocess.Popen(
             argv,
             cwd=folder,
-            env=_environment(os.environ),
+            # Without what would make git read another repository.
+            env={name: text for name, text in os.environ.items() if not name.startswith("GIT_")},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -321,11 +314,6 @@ def _ask(
     if complete and code:
         raise UnknownError(f"{name} failed with exit code {code}")
     return bytes(data[:limit]), complete
-
-
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what would make git read another repository."""
-    return {name: value for name, value in environment.items() if not name.startswith("GIT_")}
 
 
 def _identity(spec: RunSpec, commit: str, diff: bytes) -> str:
