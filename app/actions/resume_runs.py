@@ -135,7 +135,7 @@ def _queued(
         enqueue_resume(run_dir, entry, spec=spec, checkpoint=checkpoint)
         return StartedRun(id=run_dir.id, warnings=warnings, queued=True)
 
-    return PreparedRun(warnings=warnings, launch=launch)
+    return PreparedRun(launch=launch)
 
 
 def _check_options(spec: RunSpec, options: ResumeOptions, *, submitted: bool) -> None:

@@ -107,7 +107,6 @@ class PreparedRun(Struct, frozen=True, kw_only=True):
 
     nodes: Nodes | None = None
     """The machines of the run, if there are several."""
-    warnings: tuple[str, ...] = ()
     launch: Callable[[], StartedRun]
 
 
@@ -209,7 +208,7 @@ def prepare(options: LaunchOptions) -> PreparedRun:
             told = _frozen(run_dir, spec)
             return StartedRun(id=run_dir.id, warnings=warnings, frozen=told, queued=True)
 
-        return PreparedRun(warnings=warnings, launch=enqueue_it)
+        return PreparedRun(launch=enqueue_it)
     frozen: list[str] = []
 
     def launch_with(files: Mapping[str, str]) -> RunDir:
@@ -284,7 +283,7 @@ def prepared_run(
         lines = tuple(join_lines(run_dir, spec.nodes)) if by_hand else ()
         return StartedRun(id=run_dir.id, warnings=warnings, to_join=lines)
 
-    return PreparedRun(nodes=spec.nodes, warnings=warnings, launch=launch)
+    return PreparedRun(nodes=spec.nodes, launch=launch)
 
 
 def label_files(options: LaunchOptions) -> dict[str, str]:

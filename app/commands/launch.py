@@ -53,17 +53,12 @@ def _start(
         prepared = prepare(convert(options, kind, from_attributes=True))
     except OtherNodeError as error:
         return _join_and_follow(error.nodes, options)
-    for warning in prepared.warnings:
-        # Imported here: most runs have none.
-        from ltui.widgets.sanitise import clean_line
-
-        sys.stderr.write(f"warning: {clean_line(warning, 1000)}\n")
     if options.detach or options.json or options.queue:
-        return _report(prepared.launch(), as_json=options.json)
+        return _report(_launch(prepared), as_json=options.json)
     nodes = prepared.nodes
     by_launcher = nodes is not None and nodes.start in ("srun", "launcher")
     with ReceivedSignals(stop_on_terminate=by_launcher).catching() as caught:
-        started = prepared.launch()
+        started = _launch(prepared)
         if started.job is not None:
             return _report(started, as_json=False)
         for line in _said(started):
@@ -73,6 +68,17 @@ def _start(
 
         run_dir = RunDir(ltui_home() / "runs" / started.id)
         return follow_run(run_dir, caught, plain=options.plain)
+
+
+def _launch(prepared: PreparedRun) -> StartedRun:
+    """Start a run, and print its warnings afterwards: those of a refused run are of no use."""
+    started = prepared.launch()
+    for warning in started.warnings:
+        # Imported here: most runs have none.
+        from ltui.widgets.sanitise import clean_line
+
+        sys.stderr.write(f"warning: {clean_line(warning, 1000)}\n")
+    return started
 
 
 def _report(started: StartedRun, *, as_json: bool) -> int:

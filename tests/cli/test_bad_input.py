@@ -12,6 +12,7 @@ import pytest
 
 from ltui.app import cli
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.store.recorded_environment import record_environment
 from ltui.training.store.run_directory import RunDir
 from tests.cli.conftest import Ltui, RunsLeft
 from tests.ltui_command import answer
@@ -227,6 +228,16 @@ def test_a_run_that_is_missing_ambiguous_or_ended(
     if said == "it is not running":
         assert "cannot be resumed" in error
         assert "ltui resume" not in error
+
+
+def test_a_refused_resume_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch, command: Ltui, private_home: Path
+) -> None:
+    run_dir = fake_run(private_home, "brave-owl-3f2a")
+    run_dir.recorded_environment_path(1).parent.mkdir(exist_ok=True)
+    record_environment(run_dir, 1)
+    monkeypatch.setenv("STEPS", "300")
+    assert "nothing to resume from" in refused(command, "resume", "brave-owl")
 
 
 def test_too_little_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, command: Ltui) -> None:
