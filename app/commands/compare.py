@@ -34,6 +34,7 @@ _PARAMETERS = {"run": str, "settings": dict[str, float | str | None], "final": d
 _GROUP = {"label": str, "runs": list[str], "metrics": dict[str, dict[str, Any]]}
 _COMPARISON = {"by": str, "band": str, "metrics": list[str], "runs": [_RUN],
                "settings": dict[str, dict[str, str | None]], "equal_settings": dict[str, str],
+               "differing_variables": list[str],
                "parameters": [_PARAMETERS], "curves": dict[str, dict[str, Any]],
                "groups": [_GROUP]}  # fmt: skip
 DATA = {"compare": _COMPARISON}

@@ -136,6 +136,8 @@ class ComparedRun(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
     They are compared, but do not decide which runs are a group.
     """
+    environment: Mapping[str, str]
+    """Variables of the last attempt, without secrets; empty if they were not recorded."""
     group: str
     """The group that the user gave the run; empty for none."""
     metric_names: tuple[str, ...]

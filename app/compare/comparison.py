@@ -182,6 +182,11 @@ class Comparison(Struct, frozen=True, kw_only=True, dict=True):
         return differing([run.described for run in self.runs], self._starting)
 
     @cached_property
+    def differing_variables(self) -> list[str]:
+        """The environment variables that are not the same in all runs of which they are known."""
+        return sorted(differing([run.environment for run in self.runs if run.environment]))
+
+    @cached_property
     def _starting(self) -> set[int]:
         """The places of the runs whose settings are not all known yet."""
         return {place for place, run in enumerate(self.runs) if run.is_starting}

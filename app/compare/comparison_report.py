@@ -19,6 +19,7 @@ from ltui.app.presentation.time_view import SIGNS
 from ltui.app.state_words import state_word
 from ltui.training.json_codec import to_json
 from ltui.training.store.curve_reader import FloatArray
+from ltui.training.store.recorded_environment import listed
 from ltui.widgets import formats
 from ltui.widgets.formats import NA
 from ltui.widgets.sanitise import clean_line, clean_name
@@ -40,6 +41,9 @@ def report_lines(comparison: Comparison, width: int) -> list[str]:
     for metric in comparison.metrics:
         lines += ["", *_metric(comparison, metric, width)]
     lines += ["", *_settings(comparison, width)]
+    if names := comparison.differing_variables:
+        text = f"environment variables that differ: {listed(list(map(clean_name, names)))}"
+        lines += _wrapped(text, width, "")
     if comparison.groups:
         lines += ["", *_groups(comparison, width)]
     return lines
@@ -250,6 +254,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "equal_settings": {
             name: comparison.runs[0].described[name] for name in comparison.equal_settings
         },
+        "differing_variables": comparison.differing_variables,
         "parameters": [_parameters(comparison, run) for run in comparison.runs],
         "curves": {metric: _curves(comparison, metric) for metric in comparison.metrics},
         "groups": [_group_json(comparison, group) for group in comparison.groups],

@@ -25,6 +25,7 @@ from ltui.training.store.code_record import read_diff, read_records
 from ltui.training.store.curve_reader import Curve
 from ltui.training.store.history_reader import STEP_SERIES, RunStore
 from ltui.training.store.labels_file import read_labels
+from ltui.training.store.recorded_environment import recorded_values
 from ltui.training.store.run_directory import RunDir
 from ltui.widgets.sanitise import clean_name
 
@@ -129,6 +130,7 @@ def read_run(run_dir: RunDir, metrics: Collection[str], snapshot_of: ReadSnapsho
             snapshot=snapshot,
             settings=run_settings(spec, store.hyperparameters()),
             code=_code(run_dir),
+            environment=recorded_values(run_dir, snapshot.attempt),
             group=labels.group,
             metric_names=tuple(names),
             curves=curves,

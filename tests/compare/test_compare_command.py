@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ltui.app.cli import main
+from ltui.training.store.recorded_environment import record_environment
 from tests.compare.stored_runs import write_seeds
 from tests.ltui_command import answer, run_ltui
 
@@ -68,6 +69,31 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     assert written.out == ""
     assert sentence in written.err
     assert written.err.count("\n") == 1 + sentence.count("\n")
+
+
+def test_variables_that_differ_are_named_without_their_values(
+    private_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = write_seeds(private_home, steps=600)[:2]
+    values = {"DATA": "/a", "HF_TOKEN": "hidden1", "STEPS": "300"}, {
+        "DATA": "/b", "HF_TOKEN": "hidden2", "API_KEY": "hidden3"
+    }  # fmt: skip
+    for run_dir, environment in zip(runs, values, strict=True):
+        run_dir.recorded_environment_path(1).parent.mkdir()
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            record_environment(run_dir, 1)
+    words = "compare", "brave-owl", "calm-owl"
+    table = run_ltui(*words, code=0).stdout
+    # Of secrets, only digests with different keys are stored.
+    assert "environment variables that differ: API_KEY, DATA, STEPS\n" in table
+    assert "hidden" not in table
+    names = ["API_KEY", "DATA", "STEPS"]
+    assert answer(run_ltui(*words, "--json").stdout)["differing_variables"] == names
+    # A run on several machines keeps no values, so nothing is known of it.
+    record_environment(runs[1], 1, values=False)
+    assert "variables" not in run_ltui(*words, code=0).stdout
 
 
 def test_a_damaged_run_is_named_and_the_others_are_compared(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -60,14 +60,11 @@ def record_environment(run_dir: RunDir, attempt: int, *, values: bool = True) ->
 
 def recall_environment(run_dir: RunDir, attempt: int) -> Recalled:
     """Return how the environment of an attempt differs; nothing does if it was not recorded."""
-    document: Any = read_json(run_dir.recorded_environment_path(attempt)) or {}
-    try:
-        values, digests = dict(document["values"]), dict(document["digests"])
-        key = bytes.fromhex(document["key"])
-        then = {str(name): str(value) for name, value in (values | digests).items()}
-    except (KeyError, TypeError, ValueError):
+    recorded = _read(run_dir, attempt)
+    if recorded is None:
         return Recalled(variables={}, text="")
-    now = _of_programs(os.environ)
+    values, digests, key = recorded
+    then, now = values | digests, _of_programs(os.environ)
     again = {name: then[name] for name in values if name not in now}
     other = [
         name
@@ -80,15 +77,36 @@ def recall_environment(run_dir: RunDir, attempt: int) -> Recalled:
         "with another value": other,
         "new": now.keys() - then.keys(),
     }
-    parts = [f"{kind}: {_listed(sorted(names))}" for kind, names in kinds.items() if names]
+    parts = [f"{kind}: {listed(sorted(names))}" for kind, names in kinds.items() if names]
     text = f"Environment variables, beside attempt {attempt}: {'; '.join(parts)}."
     return Recalled(variables=again, text=text if parts else "")
+
+
+def recorded_values(run_dir: RunDir, attempt: int) -> dict[str, str]:
+    """Return the variables of an attempt, all secrets with the same text; empty if not recorded."""
+    values, digests, _ = _read(run_dir, attempt) or ({}, {}, b"")
+    # Those of several machines are all kept without values.
+    return values | dict.fromkeys(digests, "secret") if values else {}
+
+
+def _read(run_dir: RunDir, attempt: int) -> tuple[dict[str, str], dict[str, str], bytes] | None:
+    """Return values, digests and their key; None if they were not recorded."""
+    document: Any = read_json(run_dir.recorded_environment_path(attempt)) or {}
+    try:
+        values, digests = (
+            {str(name): str(value) for name, value in dict(document[part]).items()}
+            for part in ("values", "digests")
+        )
+        return values, digests, bytes.fromhex(document["key"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _of_programs(variables: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in variables.items() if _OF_SESSIONS.fullmatch(k) is None}
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names with commas between them; of many, the first ones."""
     more = len(names) - _NAMED
     return ", ".join([*names[:_NAMED], *([f"{more} more"] if more > 0 else [])])
