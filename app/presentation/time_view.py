@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ltui.app.presentation.run_report import columns
 from ltui.training.state.time_advice import Advice
 from ltui.training.state.time_ledger import Account, Part, TimeLedger
-from ltui.widgets.formats import NA, duration, percent
+from ltui.widgets.formats import duration, percent
 from ltui.widgets.sanitise import clean_line, clean_name
 
 SIGNS: dict[Part, tuple[str, str]] = {
@@ -106,19 +106,15 @@ def _attempt_name(number: int) -> str:
 def _table(word: str, accounts: Sequence[Account], name_of: Callable[[int], str]) -> list[str]:
     total = {part: sum(account.us(part) for account in accounts) for part in SIGNS}
     largest = sorted((p for p in SIGNS if total[p]), key=lambda part: -total[part])
-    shown = [part for part in SIGNS if part in largest[:PARTS_IN_TABLE]]
-    others = set(SIGNS) - set(shown)
-    head = (word, "time", "goodput", *(SIGNS[part][1] for part in shown))
-    rows = [(*head, "other") if len(largest) > len(shown) else head]
+    shown: dict[str, Sequence[Part]] = {
+        words: (part,) for part, (_, words) in SIGNS.items() if part in largest[:PARTS_IN_TABLE]
+    }
+    if others := largest[PARTS_IN_TABLE:]:
+        shown["other"] = others
+    rows = [(word, "time", "goodput", *shown)]
     for account in accounts:
-        us = [account.us(part) for part in shown]
-        us += [account.us(*others)] if len(largest) > len(shown) else []
-        rows.append(
-            (
-                name_of(account.number or 0),
-                duration(account.wall_us / 1e6),
-                NA if account.goodput is None else percent(account.goodput),
-                *(percent(each / account.wall_us) if account.wall_us else NA for each in us),
-            )
-        )
+        wall_us = account.wall_us
+        shares = (account.us(*p) / wall_us if wall_us else None for p in shown.values())
+        times = duration(wall_us / 1e6), percent(account.goodput)
+        rows.append((name_of(account.number or 0), *times, *map(percent, shares)))
     return columns(rows, right=frozenset(range(len(rows[0]))))

@@ -120,8 +120,7 @@ def _more_often(cost: CheckpointCost, share: float) -> Advice | None:
 
 
 def _source(cost: CheckpointCost) -> str:
-    failed = f"{cost.failures} restarts" if cost.failures > 1 else "one restart"
-    failed = failed if cost.failures else "no restart"
+    failed = {0: "no restart", 1: "one restart"}.get(cost.failures, f"{cost.failures} restarts")
     return (
         f"(Young's rule from {cost.each_s:.1f} s a checkpoint and {failed} in "
         f"{minutes(cost.seconds)})"

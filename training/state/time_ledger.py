@@ -227,7 +227,14 @@ class _Split:
         self._begin = _whole(facts.begin) or 0
         self._until = max(self._begin, _whole(facts.until) or 0)
         self._attempts = sorted(facts.attempts, key=lambda a: (self._us(a.begin), a.number))
-        self._ends = [self._attempt_end(place) for place in range(len(self._attempts))]
+        self._begins = [*(self._us(attempt.begin) for attempt in self._attempts), self._until]
+        """Begins of the attempts, and the end of the run."""
+        self._ends = [
+            max(begin, next_begin if a.end is None else min(self._us(a.end), next_begin))
+            for a, (begin, next_begin) in zip(
+                self._attempts, itertools.pairwise(self._begins), strict=True
+            )
+        ]
         self._steps = self._merged_steps(facts.blocks, ranks)
         self._absent = {block.attempt for block in facts.blocks if block.attempt not in self._steps}
         """Attempts in which other ranks trained, but none of these."""
@@ -240,13 +247,6 @@ class _Split:
         if value is None:
             return self._until if t > 0 else self._begin
         return min(max(value, self._begin), self._until)
-
-    def _attempt_end(self, place: int) -> int:
-        attempt = self._attempts[place]
-        following = self._attempts[place + 1 : place + 2]
-        next_begin = self._us(following[0].begin) if following else self._until
-        end = next_begin if attempt.end is None else min(self._us(attempt.end), next_begin)
-        return max(end, self._us(attempt.begin))
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -262,43 +262,37 @@ class _Split:
             us = max(0, _whole(block.seconds) or 0)
             fetch_us = min(us, max(0, _whole(block.fetch_s) or 0))
             end = self._us(block.end)
-            known = groups[block.attempt].get(block.group)
-            if known is None:
-                lost = _lost_share(block, last_steps[block.attempt])
-                steps = _Steps(end, us, fetch_us, max(1, block.batches), lost, block.first_step)
-                groups[block.attempt][block.group] = steps
-            else:
-                known.end = max(known.end, end)
-                known.us = max(known.us, us)
-                known.fetch_us = max(known.fetch_us, fetch_us)
-        merged = {}
-        for number, of_attempt in groups.items():
-            if of_attempt:
-                ordered = [of_attempt[group] for group in sorted(of_attempt)]
-                # A block cannot end later than the next one lets it.
-                for earlier, later in zip(reversed(ordered[:-1]), reversed(ordered), strict=False):
-                    earlier.end = min(earlier.end, max(later.end - later.us, self._begin))
-                _note_compilation(ordered)
-                merged[number] = ordered
-        return merged
+            lost = _lost_share(block, last_steps[block.attempt])
+            steps = _Steps(end, us, fetch_us, max(1, block.batches), lost, block.first_step)
+            merged = groups[block.attempt].setdefault(block.group, steps)
+            merged.end = max(merged.end, end)
+            merged.us = max(merged.us, us)
+            merged.fetch_us = max(merged.fetch_us, fetch_us)
+        ordered = {
+            n: [groups[n][group] for group in sorted(groups[n])] for n in groups if groups[n]
+        }
+        for of_attempt in ordered.values():
+            # A block cannot end later than the next one lets it.
+            for later, earlier in itertools.pairwise(reversed(of_attempt)):
+                earlier.end = min(earlier.end, max(later.end - later.us, self._begin))
+            _note_compilation(of_attempt)
+        return ordered
 
     # -- the division --------------------------------------------------------------------------
 
     def _spans(self, intervals: Iterable[Interval]) -> Iterator[tuple[int, int, _Key]]:
         """Yield begin, end and key of everything that may claim a moment."""
-        attempts = self._attempts
-        first = self._us(attempts[0].begin) if attempts else self._until
-        waited = not attempts or first - self._begin >= LAUNCH_S * 1e6
+        first = self._begins[0]
+        waited = not self._attempts or first - self._begin >= LAUNCH_S * 1e6
         yield self._begin, first, (_OUTSIDE, Part.QUEUE if waited else Part.START_UP, "")
         limits = {}
-        for place, attempt in enumerate(attempts):
-            begin, end = self._us(attempt.begin), self._ends[place]
-            limits[attempt.number] = begin, end
+        for place, attempt in enumerate(self._attempts):
+            begin, end = limits[attempt.number] = self._begins[place], self._ends[place]
             yield begin, end, (_RUNNING, Part.BETWEEN, "")
-            following = attempts[place + 1 : place + 2]
-            if following:
-                part = Part.RESTARTS if following[0].restarted else Part.STOPPED
-                yield end, self._us(following[0].begin), (_OUTSIDE, part, "")
+            if attempt is not self._attempts[-1]:
+                restarted = self._attempts[place + 1].restarted
+                part = Part.RESTARTS if restarted else Part.STOPPED
+                yield end, self._begins[place + 1], (_OUTSIDE, part, "")
                 if attempt.end is None:
                     steps = self._steps.get(attempt.number)
                     seen = max(begin, steps[-1].end if steps else begin)
@@ -312,38 +306,35 @@ class _Split:
             yield begin, end, (priority, interval.part, interval.cause)
 
     def _divide(self, spans: Sequence[tuple[int, int, _Key]]) -> None:
-        begins = [self._us(attempt.begin) for attempt in self._attempts]
         marks = {end.end for steps in self._steps.values() for end in steps}
         ends = {a.number: [s.end for s in self._steps.get(a.number, ())] for a in self._attempts}
         free = {number: [[0, 0] for _ in range(len(e) + 1)] for number, e in ends.items()}
         for begin, end, (priority, part, cause) in _pieces(
-            spans, {*marks, *begins, self._begin, self._until}
+            spans, {*marks, *self._begins, self._begin}
         ):
-            place = bisect_right(begins, begin) - 1
+            place = bisect_right(self._begins, begin) - 1
             number = self._attempts[place].number if place >= 0 else 0
             if priority in (_RUNNING, _UNSUPERVISED):
                 cell = free[number][bisect_left(ends[number], end)]
                 cell[priority == _UNSUPERVISED] += end - begin
             else:
                 self._add(number, part, end - begin, cause)
-        ended = {a.number: a.end is not None or a is not self._attempts[-1] for a in self._attempts}
-        for number, cells in free.items():
-            self._fill(number, cells, has_ended=ended[number])
+        for attempt in self._attempts:
+            has_ended = attempt.end is not None or attempt is not self._attempts[-1]
+            self._fill(attempt.number, free[attempt.number], has_ended=has_ended)
 
     def _fill(self, number: int, cells: Sequence[Sequence[int]], *, has_ended: bool) -> None:
         """Give the free time between the ends of blocks to their steps; what is left is not."""
         steps = self._steps.get(number, [])
         for place, (watched, unwatched) in enumerate(cells):
+            left = watched + unwatched
             if place < len(steps):
-                left = (
-                    watched + unwatched - self._add_steps(number, steps[place], watched + unwatched)
-                )
+                left -= self._add_steps(number, steps[place], left)
                 part = Part.START_UP if place == 0 else Part.BETWEEN
+            elif number in self._absent or (steps and not has_ended):
+                part = Part.UNKNOWN
             else:
-                left = watched + unwatched
-                part = Part.SHUTDOWN if steps and has_ended else Part.START_UP
-                if number in self._absent or (steps and not has_ended):
-                    part = Part.UNKNOWN
+                part = Part.SHUTDOWN if steps else Part.START_UP
             unknown = min(left, unwatched)
             self._add(number, Part.UNKNOWN, unknown)
             self._add(number, part, left - unknown)
