@@ -99,7 +99,7 @@ def open_verdicts(snapshot: RunSnapshot) -> list[Verdict]:
     return [verdict for verdict in snapshot.verdicts if verdict.ended is None]
 
 
-_LIMITS = {
+_LIMITS: dict[str, str] = {
     LimitKind.DATA: "data",
     LimitKind.HOST: "the host",
     LimitKind.DEVICE: "computing on the device, and nothing else",
@@ -120,8 +120,7 @@ def limit_text(snapshot: RunSnapshot) -> str:
     limit = snapshot.limit
     if limit is None:
         return ""
-    kind = limit.kind if limit.kind in {k.value for k in LimitKind} else LimitKind.UNKNOWN
-    words = _LIMITS[LimitKind(kind)].format(rank=limit.rank)
+    words = _LIMITS.get(limit.kind, _LIMITS[LimitKind.UNKNOWN]).format(rank=limit.rank)
     return clean_line(f"{words}: {'; '.join(limit.evidence)}" if limit.evidence else words, 400)
 
 

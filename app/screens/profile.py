@@ -38,7 +38,7 @@ class ProfileScreen(Dialog[None]):
         """
         enter    | start(False) | profile     | Profile five steps now
         m        | start(True)  | with memory | The same, with what the operators allocate
-        escape,q | close        | close       | Close; a profile that is made goes on
+        escape,q | dismiss      | close       | Close; a profile that is made goes on
         """,
     )
 
@@ -95,7 +95,3 @@ class ProfileScreen(Dialog[None]):
             send_request(self._run_dir, {"cmd": "profile", "memory": memory})
         except Exception as error:  # noqa: BLE001 - the thread's top: it becomes a message
             show_error(self, "The profile was refused", error)
-
-    def action_close(self) -> None:
-        """Close the dialog."""
-        self.dismiss()

@@ -125,37 +125,37 @@ def explain(profiles: Sequence[RankProfile], rank_count: int = 0) -> tuple[str, 
         return _explain_rank(difference)
     profile = max(profiles, key=own_s)
     split, step_s = profile.split, profile.split.step_s or 1.0
-    parts = {
-        "data": split.data_s, "host": split.host_s, "copies": split.copies_s,
-        "communication": split.exposed_s, "computing": split.computing_s,
-    }  # fmt: skip
-    largest = max(parts, key=lambda part: parts[part])
-    amount = f"{parts[largest] * 1e3:.3g} ms of a step of {step_s * 1e3:.3g} ms"
     where = f"rank {profile.rank}" if len(profiles) > 1 else "the rank"
-    texts = {
-        "data": (
-            f"{where} waits {amount} for data",
+    parts = (
+        (
+            split.data_s,
+            "waits {} for data",
             "Give the DataLoader more workers, or make its samples cheaper; `ltui bench data`"
             " measures a preset's loader.",
         ),
-        "host": (
-            f"{where} spends {amount} in Python, outside of operators",
+        (
+            split.host_s,
+            "spends {} in Python, outside of operators",
             "Try torch.compile, a larger batch, and no .item(), print or other synchronisation in"
             " the loop.",
         ),
-        "copies": (
-            f"{where} spends {amount} in copies",
+        (
+            split.copies_s,
+            "spends {} in copies",
             "Use pin_memory=True with non_blocking=True, and keep tensors on the device.",
         ),
-        "communication": (
-            f"{where} waits {amount} in communication that nothing overlaps",
+        (
+            split.exposed_s,
+            "waits {} in communication that nothing overlaps",
             f"{_OTHER_RANK if len(profiles) < rank_count else ''}"
             "Use a larger batch or accumulate gradients, larger buckets (bucket_cap_mb), or a"
             " smaller data type for the gradients.",
         ),
-        "computing": (f"{where} computes {amount}", _remedy_for_computing(profile)),
-    }
-    return f"{texts[largest][0]}.", texts[largest][1]
+        (split.computing_s, "computes {}", _remedy_for_computing(profile)),
+    )
+    seconds, text, remedy = max(parts, key=lambda part: part[0])
+    amount = f"{seconds * 1e3:.3g} ms of a step of {step_s * 1e3:.3g} ms"
+    return f"{where} {text.format(amount)}.", remedy
 
 
 def _explain_rank(difference: Difference) -> tuple[str, str]:
