@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from ltui.training.json_codec import parse_json
 from ltui.training.problem import ProblemError
@@ -100,10 +101,7 @@ def packed_files(
 
     Raises ``ProblemError`` if the specification or the history cannot be read.
     """
-    about = {"schema": SCHEMA} | {
-        name: getattr(incident, name) for name in incident.__struct_fields__
-    }
-    about["about"] = redactor.text(incident.about)
+    about = {"schema": SCHEMA, **asdict(incident), "about": redactor.text(incident.about)}
     files = [PackedFile(_ABOUT, json.dumps(about).encode())]
     logs: dict[str, _PackedLog] = {}
     for path in _chosen_files(run_dir.path):

@@ -30,6 +30,8 @@ MOST_FRAMES = 100_000
 """Maximum number of frames of one file that are read."""
 MOST_DOCUMENT_BYTES = 64 << 20
 """Maximum size of the documents, decompressed, that one look at the record reads."""
+MOST_TRIED = 32
+"""Maximum number of unreadable frames that one look at the record leaves out."""
 LOG_TIMES = 30
 """Number of times before a moment with the sizes of the logs."""
 
@@ -211,9 +213,10 @@ class PastReader:
 
         A run that has ended stays as it is, until its next attempt.
         """
-        tried: set[tuple[Path, int]] = set()
-        while (best := self._newest_until(at, tried)) is not None:
-            time, number, indexed = best
+        for _ in range(MOST_TRIED):
+            if (newest := self._newest_until(at)) is None:
+                break
+            time, number, indexed = newest
             try:
                 document = self._document(indexed, number)
                 snapshot = snapshot_from_json(document["snapshot"])
@@ -223,24 +226,14 @@ class PastReader:
                 return PastMoment(at=time, snapshot=snapshot, log_sizes=tuple(sizes))
             except _UNREADABLE:
                 indexed.damaged = indexed.damaged or indexed.file.path.exists()
+                indexed.times.remove((time, number))
                 self._decoder = None
-                tried.add((indexed.file.path, number))
-                if len(tried) > LOG_TIMES:
-                    return None
         return None
 
-    def _newest_until(
-        self, at: float, tried: set[tuple[Path, int]]
-    ) -> tuple[float, int, _Indexed] | None:
-        best: tuple[float, int, _Indexed] | None = None
-        for indexed in self._files.values():
-            for place in range(bisect_right(indexed.times, (at, MOST_FRAMES)) - 1, -1, -1):
-                time, number = indexed.times[place]
-                if (indexed.file.path, number) not in tried:
-                    if best is None or time > best[0]:
-                        best = time, number, indexed
-                    break
-        return best
+    def _newest_until(self, at: float) -> tuple[float, int, _Indexed] | None:
+        places = ((i, bisect_right(i.times, (at, MOST_FRAMES))) for i in self._files.values())
+        newest = ((*indexed.times[place - 1], indexed) for indexed, place in places if place)
+        return max(newest, key=lambda each: each[0], default=None)
 
     def _document(self, indexed: _Indexed, number: int) -> Any:
         """Return the document of a frame; those on the way give the sizes of the logs."""
