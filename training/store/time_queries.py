@@ -16,9 +16,9 @@ from ltui.training.json_codec import parse_json
 from ltui.training.state.run_snapshot import LIVE, RunSnapshot, RunState
 from ltui.training.state.time_ledger import AttemptTimes, Interval, Part, StepBlock, TimeFacts
 from ltui.training.store.database_schema import LIMIT_S, REAL, TEXT, WHOLE, typed
-from ltui.training.store.history_queries import spans
+from ltui.training.store.history_queries import spans, stored_ranks
 from ltui.training.store.history_reader import RunStore
-from ltui.training.store.history_windows import WINDOW_SIZES
+from ltui.training.store.history_windows import STEPS, WINDOW_SIZES, Series, SeriesPart
 
 MOST_BLOCKS = 10_000
 """Maximum number of blocks that are read of a run, about, for reports, screens and lists alike: an
@@ -29,6 +29,7 @@ the windows of the history and take 0.1 s."""
 _STATES = {RunState.PAUSED.value: Part.PAUSES, RunState.QUEUED.value: Part.QUEUE}
 _EVENTS = "('phase', 'checkpoint_saved', 'script_checkpoint', 'supervisor')"
 _WHOLE_OR_NONE = (int, type(None))
+_TIMES = Series(STEPS, "step_s")
 
 
 class TimeStore(RunStore):
@@ -140,58 +141,47 @@ def _seconds(fields: Any, name: str) -> float | None:
 
 
 def _blocks(db: sqlite3.Connection, attempts: Sequence[int], most: int) -> Iterator[StepBlock]:
-    ranks: dict[int, list[int]] = {}
-    query = "SELECT attempt, rank FROM cursors ORDER BY attempt, rank"
-    for attempt, rank in typed(db.execute(query), WHOLE, WHOLE):
-        ranks.setdefault(attempt, []).append(rank)
-    parts = max(1, sum(len(ranks.get(attempt, ())) for attempt in attempts))
+    ranks = {attempt: stored_ranks(db, STEPS, attempt) for attempt in attempts}
+    most_of_rank = most / max(1, sum(map(len, ranks.values())))
     for attempt in attempts:
-        of_attempt = ranks.get(attempt, [])
-        extents = [_extent(db, attempt, rank) for rank in of_attempt]
-        longest = max((last - first for first, last in extents), default=0)
-        fitting = (s for s in (1, *WINDOW_SIZES) if longest / s <= most / parts)
+        parts = {rank: SeriesPart(db, _TIMES, attempt, rank) for rank in ranks[attempt]}
+        longest = max(map(_length, parts.values()), default=0)
+        fitting = (s for s in (1, *WINDOW_SIZES) if longest / s <= most_of_rank)
         size = next(fitting, WINDOW_SIZES[-1])
-        windows = longest * len(of_attempt) > MOST_ROWS
-        for rank in of_attempt:
-            yield from _blocks_of_rank(db, attempt, rank, size, windows=windows and size > 1)
+        windows = size > 1 and longest * len(parts) > MOST_ROWS
+        for rank, part in parts.items():
+            for rows in _selected(part, size, windows=windows):
+                yield from _typed_blocks(rows, attempt, rank)
 
 
-def _extent(db: sqlite3.Connection, attempt: int, rank: int) -> tuple[int, int]:
-    """Return the first and the last step of a rank in an attempt."""
-    where = "WHERE attempt = ? AND rank = ?"
-    numbers = [
-        db.execute(query, (attempt, rank)).fetchone()[0]
-        for query in (
-            f"SELECT min(step) FROM steps {where}",  # noqa: S608
-            f"SELECT max(step) FROM steps {where}",  # noqa: S608
-            f"SELECT min(first_step) FROM step_windows {where} AND level = {WINDOW_SIZES[-1]}",  # noqa: S608
-            f"SELECT min(first_step) FROM step_windows {where} AND level = {WINDOW_SIZES[1]}",  # noqa: S608
-        )
-    ]
-    known = [int(number) for number in numbers if number is not None]
-    return (min(known), max(known)) if known else (0, 0)
+def _length(part: SeriesPart) -> int:
+    """Return the number of steps from the first one of a rank in an attempt to the last one."""
+    ends = [part.rows("min(step)"), part.rows("max(step)")]
+    for size in (WINDOW_SIZES[-1], WINDOW_SIZES[1]):
+        ends.append(part.windows("min(first_step)", "AND level = ?", size))
+    known = [int(number) for (number,) in itertools.chain(*ends) if number is not None]
+    return max(known) - min(known) if known else 0
 
 
-def _blocks_of_rank(
-    db: sqlite3.Connection, attempt: int, rank: int, size: int, *, windows: bool
-) -> Iterator[StepBlock]:
-    key, first_row = (attempt, rank), 0
+def _selected(part: SeriesPart, size: int, *, windows: bool) -> Iterator[sqlite3.Cursor]:
+    """Yield the columns of blocks: those of windows, and those of the rows after them."""
+    first_row = 0
     if windows:
-        query = (
-            "SELECT win, first_step, last_step, n, wall_s + (n - 1) / 2.0 * step_s_mean, "
-            "step_s_mean * step_s_n, coalesce(fetch_s_mean * fetch_s_n, 0.0) FROM step_windows "
-            "WHERE attempt = ? AND rank = ? AND level = ? AND step_s_n > 0 AND wall_s IS NOT NULL "
-            "ORDER BY win"
+        timed = "AND level = ? AND step_s_n > 0 AND wall_s IS NOT NULL"
+        yield part.windows(
+            "win, first_step, last_step, n, wall_s + (n - 1) / 2.0 * step_s_mean, "
+            "step_s_mean * step_s_n, coalesce(fetch_s_mean * fetch_s_n, 0.0)",
+            f"{timed} ORDER BY win",
+            size,
         )
-        for block in _typed_blocks(db.execute(query, (*key, size)), attempt, rank):
-            first_row = (block.group + 1) * size
-            yield block
-    query = (
-        f"SELECT step / {size}, min(step), max(step), count(*), max(wall_s), sum(step_s), "  # noqa: S608
-        "total(fetch_s) FROM steps WHERE attempt = ? AND rank = ? AND step >= ? "
-        f"AND wall_s IS NOT NULL AND step_s IS NOT NULL GROUP BY step / {size} ORDER BY 1"
+        (last,) = part.windows("max(win)", timed, size).fetchone()
+        first_row = 0 if last is None else (last + 1) * size
+    yield part.rows(
+        f"step / {size}, min(step), max(step), count(*), max(wall_s), sum(step_s), total(fetch_s)",
+        "AND step >= ? AND wall_s IS NOT NULL AND step_s IS NOT NULL "
+        f"GROUP BY step / {size} ORDER BY 1",
+        first_row,
     )
-    yield from _typed_blocks(db.execute(query, (*key, first_row)), attempt, rank)
 
 
 def _typed_blocks(rows: sqlite3.Cursor, attempt: int, rank: int) -> Iterator[StepBlock]:
