@@ -327,6 +327,9 @@ def test_damaged_files_neither_crash_nor_reach_the_terminal(tmp_path: Path) -> N
         ("password: |\n  correct\nn: 1", "password: |\n  [secret]\nn: 1"),
         ("secrets:\n  n: 1\ntoken:\nn: 1", None),
         ("login me password hunter2", "login me password [secret]"),
+        ("curl -s -u 'me:hunter2' https://h", "curl -s -u 'me:[secret]' https://h"),
+        ("curl https://h --user=me:hunter2", "curl https://h --user=me:[secret]"),
+        ("curl -u me https://h:80/x", None),
     ],
 )
 def test_forms_of_secrets(text: str, redacted: str | None) -> None:
@@ -336,7 +339,19 @@ def test_forms_of_secrets(text: str, redacted: str | None) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "part",
-    ["://", "://a:", "token=", "a_", "--token ", "eyJ", "hf_", "-----END ", "token:\n ", "x\x1b["],
+    [
+        "://",
+        "://a:",
+        "token=",
+        "a_",
+        "--token ",
+        "eyJ",
+        "hf_",
+        "-----END ",
+        "token:\n ",
+        "x\x1b[",
+        "curl -u ",
+    ],
 )
 def test_no_text_keeps_the_redactor_busy(part: str) -> None:
     """A pattern whose time grows with the square of the length would take minutes."""

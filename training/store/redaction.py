@@ -72,7 +72,10 @@ _KNOWN = re.compile(
     r"|(?i:(?<=bearer )|(?<=bearer%20))[\w.~+/=-]{8,}",
     re.DOTALL,
 )
-_LOGIN = re.compile(r"(\blogin\s+\S+\s+password\s+)(?!\[)\S+")
+_LOGIN = re.compile(
+    r"(\blogin\s+\S+\s+password\s+|\bcurl\b[^\n]{0,500}?\s(?:-u|--user)[\s=]\s*[\"']?[^\s:]{1,100}:)"
+    r"(?!\[)[^\s\"']+"
+)
 _ESCAPES = re.compile(
     # Of a terminal: titles, colours, others.
     r"\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
