@@ -452,8 +452,12 @@ def _checkpoint_policy(text: str | None, default: CheckpointPolicy) -> Checkpoin
 
 
 def _free_gpus(text: str, *, queued: bool) -> str:
-    """Return ``free:2`` as a specification holds it. A queued run may give the number alone."""
-    from ltui.training.config.device_selection import free_count
+    """Return ``free:2`` as a specification holds it. A queued run may give the number alone.
+
+    Raises ``ProblemError`` if this machine does not have as many.
+    """
+    from ltui.app.launch.local_machine import detect_machine
+    from ltui.training.config.device_selection import choose_devices, free_count
 
     count = free_count(f"free:{text}" if queued and text.isdecimal() else text)
     if count is None:
@@ -462,4 +466,12 @@ def _free_gpus(text: str, *, queued: bool) -> str:
             what=f"the value must be {'N or ' if queued else ''}free:N of 1 or more, as free:2.",
             remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
         )
-    return f"free:{count}"
+    free = f"free:{count}"
+    _, faults = choose_devices({"devices": free}, detect_machine(os.environ), 1)
+    if faults:
+        raise ProblemError.of(
+            where=f"--gpus {text}",
+            what=faults[0].what,
+            remedy="Start it where there are enough, or without --gpus.",
+        )
+    return free

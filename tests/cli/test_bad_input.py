@@ -78,6 +78,9 @@ BORING = "lightning.pytorch.demos.boring_classes.Boring"
         ("run quickstart --gpus 2", "Add --queue"),
         ("run quickstart --queue --gpus 0", "the value must be N or free:N of 1 or more"),
         ("exec --gpus all -- true", "the value must be free:N"),
+        ("exec --gpus free:9999 -- true", "this machine has"),
+        ("run quickstart --queue --gpus 9999", "--gpus 9999: "),
+        ("sweep --gpus 9999 --set lr=choice(1,2) --metric x -- true", "this machine has"),
         ("exec --num-nodes 0 -- true", "`0` is not a whole number of 1 or more"),
         (
             "exec --nodes a --num-nodes 3 -- true",
