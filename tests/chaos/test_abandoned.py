@@ -170,6 +170,6 @@ def test_two_resumes_at_once(runs: Runs, ltui: Command, saved_run: RunDir) -> No
     assert sorted(p.returncode for p in both) == [0, 2], output
     runs.more_steps(run, 10)
     assert sorted(a.role for a in live_processes(run)) == [
-        "engine", "shim", "rank 0", "rank 1", "supervisor",
+        "engine", "rank 0", "rank 1", "shim", "supervisor",
     ]  # fmt: skip
     assert runs.end(run, "kill").attempt == 2
