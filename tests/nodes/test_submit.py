@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.capture import CaptureResult
+from msgspec.structs import replace
 
 from ltui.app.cli import main
 from ltui.app.command_output import EXIT_STOPPED
@@ -19,6 +20,7 @@ from ltui.app.slurm.job_nodes import _write_nodes
 from ltui.app.slurm.job_process import prepare
 from ltui.app.slurm.job_submission import continue_run
 from ltui.training.config.run_spec import RunSpec
+from ltui.training.lifecycle.job_control import with_job
 from ltui.training.lifecycle.launch_run import create_run_directory
 from ltui.training.nodes.link_key import LinkKey
 from ltui.training.nodes.node_address import LinkPlace, write_link_place
@@ -33,7 +35,9 @@ from ltui.training.slurm.job_record import (
     write_submission,
 )
 from ltui.training.slurm.slurm_client import ASK_S, QueueCache
+from ltui.training.state.run_snapshot import RunState
 from ltui.training.store.run_directory import RunDir
+from tests.app.frames import snapshot
 from tests.ltui_command import answer
 from tests.required import required
 
@@ -293,6 +297,20 @@ def test_a_job_leaves_a_run_that_somebody_has_resumed_meanwhile(
     assert continue_run(run_dir, 0) == EXIT_STOPPED
     assert not slurm.calls("scontrol")
     assert read_record(run_dir) == before
+
+
+def test_a_run_that_its_next_job_has_begun_is_not_stopped(slurm: Slurm, run_dir: RunDir) -> None:
+    """The job records its start some seconds before the attempt of the run begins."""
+    write_life(run_dir, requeued=False)
+    record = required(read_record(run_dir))
+    write_lives(run_dir, record.with_lives((*record.lives, Life(job_id="8", started_at=3.0))))
+    ended = snapshot(state=RunState.STOPPED, ended_at=2.0)
+    slurm.add("squeue", output="8|RUNNING|None|N/A|N/A|n1\n")
+    assert with_job(run_dir, ended).state is RunState.STARTING
+    assert with_job(run_dir, replace(ended, ended_at=4.0)).state is RunState.STOPPED
+    (run_dir.home / "slurm-queue.json").unlink()
+    slurm.add("squeue", output="")
+    assert with_job(run_dir, ended).state is RunState.STOPPED
 
 
 def test_all_processes_together_ask_slurm_at_most_twice_a_minute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
@@ -75,25 +76,33 @@ def snapshot_of_job(run_dir: RunDir) -> RunSnapshot | None:
 def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
     """Return the snapshot of a run on this machine with what its SLURM job adds to it.
 
-    A run that has stopped to continue in the next start of its job is queued. Of a run that is not
-    continued, the detail says why.
+    A run that has stopped to continue in the next start of its job is queued; it starts when that
+    has begun, before its attempt has. Of a run that is not continued, the detail says why.
     """
     record = None if snapshot.state in LIVE else read_record(run_dir)
     if record is None:
         return snapshot
     last = record.last_life
-    finished = snapshot.state is RunState.FINISHED
-    if last is not None and last.ended_at is None and last.requeued and not finished:
-        # Imported here because few jobs are requeued.
-        from ltui.training.slurm.slurm_client import QueueCache
-
-        job = QueueCache(run_dir.home).job(last.job_id)
-        if job is None or not job.ended:
+    if last is not None and last.ended_at is None:
+        begins = (snapshot.ended_at or math.inf) < last.started_at
+        continues = last.requeued and snapshot.state is not RunState.FINISHED
+        if begins and not _has_ended(run_dir, last.job_id):
+            state, detail = RunState.STARTING, f"job {last.job_id} starts it"
+            return replace(snapshot, state=state, detail=detail, ended_at=None, exit_code=None)
+        if continues and not _has_ended(run_dir, last.job_id):
             detail = f"{snapshot.detail or snapshot.state.value}; its job is being requeued"
             return replace(snapshot, state=RunState.QUEUED, detail=detail)
     if record.note is None:
         return snapshot
     return replace(snapshot, detail="; ".join(t for t in (snapshot.detail, record.note) if t))
+
+
+def _has_ended(run_dir: RunDir, job_id: str) -> bool:
+    # Imported here because few jobs are asked for.
+    from ltui.training.slurm.slurm_client import QueueCache
+
+    job = QueueCache(run_dir.home).job(job_id)
+    return job is not None and job.ended
 
 
 def _published(run_dir: RunDir) -> RunSnapshot | None:
