@@ -299,7 +299,9 @@ def test_a_job_leaves_a_run_that_somebody_has_resumed_meanwhile(
     assert read_record(run_dir) == before
 
 
-def test_a_run_that_its_next_job_has_begun_is_not_stopped(slurm: Slurm, run_dir: RunDir) -> None:
+def test_a_run_that_its_next_job_has_begun_is_not_stopped(
+    slurm: Slurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The job records its start some seconds before the attempt of the run begins."""
     write_life(run_dir, requeued=False)
     record = required(read_record(run_dir))
@@ -308,6 +310,9 @@ def test_a_run_that_its_next_job_has_begun_is_not_stopped(slurm: Slurm, run_dir:
     slurm.add("squeue", output="8|RUNNING|None|N/A|N/A|n1\n")
     assert with_job(run_dir, ended).state is RunState.STARTING
     assert with_job(run_dir, replace(ended, ended_at=4.0)).state is RunState.STOPPED
+    with monkeypatch.context() as in_job:
+        in_job.setenv("SLURM_JOB_ID", "8")
+        assert with_job(run_dir, ended).state is RunState.STOPPED
     (run_dir.home / "slurm-queue.json").unlink()
     slurm.add("squeue", output="")
     assert with_job(run_dir, ended).state is RunState.STOPPED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from typing import Any
 
@@ -84,7 +85,9 @@ def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
         return snapshot
     last = record.last_life
     if last is not None and last.ended_at is None:
-        begins = (snapshot.ended_at or math.inf) < last.started_at
+        ended_before = (snapshot.ended_at or math.inf) < last.started_at
+        # The job itself has to find the run as it is.
+        begins = ended_before and os.environ.get("SLURM_JOB_ID") != last.job_id
         continues = last.requeued and snapshot.state is not RunState.FINISHED
         if begins and not _has_ended(run_dir, last.job_id):
             state, detail = RunState.STARTING, f"job {last.job_id} starts it"
