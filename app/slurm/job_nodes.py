@@ -105,8 +105,9 @@ def run_head(run_dir: RunDir) -> int:
         _write_nodes(run_dir)
         _start_attempt(run_dir, life)
         snapshot = _follow(run_dir, warnings, ends_at)
-    except BaseException:
-        _close_life(run_dir, outcome="failed", requeue=False)
+    except BaseException as error:
+        note = f"job {life.job_id} ended: {error or type(error).__name__}"
+        _close_life(run_dir, outcome="failed", requeue=False, note=note)
         raise
     # A run that is told to stop before it has begun to train ends as failed, and continues, too.
     asked = warnings.asked_to_continue or (warnings.terminated and requeued_by_slurm(life))
@@ -141,7 +142,7 @@ def _open_life(run_dir: RunDir) -> Life:
     return life
 
 
-def _close_life(run_dir: RunDir, *, outcome: str, requeue: bool) -> None:
+def _close_life(run_dir: RunDir, *, outcome: str, requeue: bool, note: str | None = None) -> None:
     record = _record(run_dir)
     lives = list(record.lives)
     if lives:
@@ -152,7 +153,7 @@ def _close_life(run_dir: RunDir, *, outcome: str, requeue: bool) -> None:
             outcome=outcome,
             requeued=requeue,
         )
-        write_lives(run_dir, record.with_lives(lives, note=record.note))
+        write_lives(run_dir, record.with_lives(lives, note=note or record.note))
 
 
 def _record_warning(run_dir: RunDir, asked_to_continue: bool) -> None:

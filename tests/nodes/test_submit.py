@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ltui.app.cli import main
 from ltui.app.command_output import EXIT_STOPPED
 from ltui.app.nodes.start_head import head_place
+from ltui.app.slurm import job_nodes
 from ltui.app.slurm.job_nodes import _write_nodes
 from ltui.app.slurm.job_process import prepare
 from ltui.app.slurm.job_submission import continue_run
@@ -316,6 +317,23 @@ def test_a_run_that_its_next_job_has_begun_is_not_stopped(
     (run_dir.home / "slurm-queue.json").unlink()
     slurm.add("squeue", output="")
     assert with_job(run_dir, ended).state is RunState.STOPPED
+
+
+def test_why_a_job_could_not_start_a_run_is_said_of_the_run(
+    slurm: Slurm, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_run_dir: RunDir) -> None:
+        raise ProblemError.of(where="127.0.0.1:29500", what="the port is taken.")
+
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    monkeypatch.setattr(job_nodes.Warnings, "install", lambda _: None)
+    monkeypatch.setattr(job_nodes, "hide_slurm_from_lightning", lambda: None)
+    monkeypatch.setattr(job_nodes, "_write_nodes", refuse)
+    write_life(run_dir, requeued=False)
+    with pytest.raises(ProblemError):
+        job_nodes.run_head(run_dir)
+    shown = with_job(run_dir, snapshot(state=RunState.STOPPED, detail="stopped at step 5"))
+    assert shown.detail == "stopped at step 5; job 8 ended: 127.0.0.1:29500: the port is taken."
 
 
 def test_all_processes_together_ask_slurm_at_most_twice_a_minute(
