@@ -20,6 +20,7 @@ from ltui.training.lifecycle.supervisor_client import STILL_STARTING, AttemptPla
 from ltui.training.problem import ProblemError
 from ltui.training.process import identity
 from ltui.training.process.identity import boot_id, identify, start_ticks
+from ltui.training.process.proc_files import command_line
 from ltui.training.state.run_snapshot import RunSnapshot, RunState
 from ltui.training.store.run_directory import RunDir, write_json
 from ltui.training.supervise.open_attempt import open_attempt
@@ -42,6 +43,8 @@ def run(tmp_path: Path) -> RunDir:
 def process(run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
     arguments = ["ltui.training.supervise.main", str(run.path)]
     process = subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE)
+    # The kernel sets its command line some moments after Popen returns.
+    wait_for(lambda: set(arguments) <= set(command_line(process.pid)))
     yield process
     process.kill()
     process.communicate()
@@ -50,8 +53,7 @@ def process(run: RunDir) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_supervisor_is_starting_until_it_answers(
     run: RunDir, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before_its_lock = wait_for(lambda: resolve_here(run), wanted=lambda s: s.detail is not None)
-    assert before_its_lock.detail == STILL_STARTING
+    assert resolve_here(run).detail == STILL_STARTING
 
     run.lock_path.touch()
     inodes = f"{run.lock_path.stat().st_ino}\n{run.path.stat().st_ino}"
