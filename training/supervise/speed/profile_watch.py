@@ -47,7 +47,7 @@ from ltui.training.store.profile_files import (
     read_profile,
     write_profile,
 )
-from ltui.training.store.run_directory import RunDir, make_private_folders, open_private_log
+from ltui.training.store.run_directory import RunDir, open_private_log
 from ltui.training.supervise.speed.summarise_profile import SUMMARY_NAME
 from ltui.training.tensor_queue.control_block import ControlFile
 
@@ -184,7 +184,8 @@ class ProfileWatch:
             folder=str(folder),
         )
         try:
-            make_private_folders(folder)
+            folder.parent.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700)
             write_profile(self._run_dir, profile)
             queue_dir = self._run_dir.queue_dir(self._attempt)
             write_request(queue_dir, request)
