@@ -36,8 +36,14 @@ class _Trace(msgspec.Struct):
     events: list[TraceEvent] = msgspec.field(default_factory=list, name="traceEvents")
 
 
-def read_trace(path: Path) -> list[TraceEvent]:
-    """Return the events of a compressed trace. Raises ``OSError`` or ``ValueError``."""
+def _content(folder: Path, rank: int) -> bytes:
+    """Return the trace of a rank, which is compressed afterwards."""
+    path, written = trace_path(folder, rank), written_trace_path(folder, rank)
+    with suppress(FileNotFoundError):  # the process of a killed supervisor has compressed it
+        data = read_regular(written, MOST_TRACE_BYTES)
+        write_atomically(path, gzip.compress(data, _COMPRESSION))
+        written.unlink()
+        return data
     try:
         with open_regular(path) as file, gzip.open(file) as content:
             data = content.read(MOST_TRACE_BYTES + 1)
@@ -45,6 +51,12 @@ def read_trace(path: Path) -> list[TraceEvent]:
         raise ValueError(f"the trace {path.name} is damaged ({error})") from None
     if len(data) > MOST_TRACE_BYTES:
         raise ValueError(f"the trace {path.name} has more than {MOST_TRACE_BYTES >> 20} MB")
+    return data
+
+
+def read_trace(folder: Path, rank: int) -> list[TraceEvent]:
+    """Return the events of the trace of a rank. Raises ``OSError`` or ``ValueError``."""
+    data, path = _content(folder, rank), trace_path(folder, rank)
     try:
         return msgspec.json.decode(data, type=_Trace).events
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -56,12 +68,7 @@ def summarise(folder: Path) -> list[RankProfile]:
     profiles = []
     for path in sorted(folder.glob("rank-?????.json")):
         report = from_json(RankReport, parse_json(read_regular(path, 1 << 20)))
-        trace, written = trace_path(folder, report.rank), written_trace_path(folder, report.rank)
-        with suppress(FileNotFoundError):  # the process of a killed supervisor has compressed it
-            data = read_regular(written, MOST_TRACE_BYTES)
-            write_atomically(trace, gzip.compress(data, _COMPRESSION))
-            written.unlink()
-        profiles.append(summarise_rank(report, read_trace(trace)))
+        profiles.append(summarise_rank(report, read_trace(folder, report.rank)))
     return profiles
 
 
