@@ -307,7 +307,10 @@ def _preset_spec(
 
     overrides = node_overrides(options.overrides, hosts)
     if options.gpus is not None:
-        overrides = [*overrides, f"trainer.devices={_free_gpus(options.gpus, queued=True)}"]
+        overrides = [
+            *overrides,
+            f"trainer.devices={_free_gpus(options.gpus, machine, queued=True)}",
+        ]
     request = prepare_launch(options.preset or "", overrides, options.python, machine)
     run_id, name = new_run_id(home, options.name)
     return request.spec(run_id, name, time.time())
@@ -318,12 +321,12 @@ def _command_spec(
 ) -> RunSpec:
     from ltui.app.nodes.node_options import command_nodes
 
-    spec = command_spec(options, home)
+    spec = command_spec(options, home, machine)
     return spec.with_changes(nodes=command_nodes(options, machine, hosts, spec.command or ()))
 
 
-def command_spec(options: LaunchOptions, home: Path) -> RunSpec:
-    """Return the specification of a user's command. Raises ``ProblemError``."""
+def command_spec(options: LaunchOptions, home: Path, machine: Machine) -> RunSpec:
+    """Return the specification of a user's command for a machine. Raises ``ProblemError``."""
     from ltui.app.launch.launch_defaults import launch_defaults
 
     command = options.command
@@ -349,7 +352,7 @@ def command_spec(options: LaunchOptions, home: Path) -> RunSpec:
     if options.stop_signal not in signal.Signals.__members__:
         what = "there is no such signal."
         raise ProblemError.of(where=f"--stop-signal {options.stop_signal}", what=what)
-    gpus = None if options.gpus is None else _free_gpus(options.gpus, queued=options.queue)
+    gpus = None if options.gpus is None else _free_gpus(options.gpus, machine, queued=options.queue)
     defaults = launch_defaults()
     run_id, name = new_run_id(home, options.name)
     return RunSpec(
@@ -451,12 +454,11 @@ def _checkpoint_policy(text: str | None, default: CheckpointPolicy) -> Checkpoin
     return replace(default, best=metric, mode=mode, keep_best=int(number))
 
 
-def _free_gpus(text: str, *, queued: bool) -> str:
+def _free_gpus(text: str, machine: Machine, *, queued: bool) -> str:
     """Return ``free:2`` as a specification holds it. A queued run may give the number alone.
 
-    Raises ``ProblemError`` if this machine does not have as many.
+    Raises ``ProblemError`` if the machine does not have as many.
     """
-    from ltui.app.launch.local_machine import detect_machine
     from ltui.training.config.device_selection import choose_devices, free_count
 
     count = free_count(f"free:{text}" if queued and text.isdecimal() else text)
@@ -467,7 +469,7 @@ def _free_gpus(text: str, *, queued: bool) -> str:
             remedy="To choose GPUs by number, set CUDA_VISIBLE_DEVICES.",
         )
     free = f"free:{count}"
-    _, faults = choose_devices({"devices": free}, detect_machine(os.environ), 1)
+    _, faults = choose_devices({"devices": free}, machine, 1)
     if faults:
         raise ProblemError.of(
             where=f"--gpus {text}",

@@ -86,7 +86,11 @@ def start_sweep(options: SweepOptions) -> Sweep:
     sweep = sweep_of(options, name, time.time())
     if options.command:
         launched = {key: getattr(options, key) for key in ("command", "python", "metrics_pattern")}
-        template = command_spec(LaunchOptions(gpus=options.gpus, queue=True, **launched), home)
+        # Imported here: a machine is only looked at for a new sweep.
+        from ltui.app.launch.local_machine import detect_machine
+
+        launch = LaunchOptions(gpus=options.gpus, queue=True, **launched)
+        template = command_spec(launch, home, detect_machine(os.environ))
     else:
         sweep, template = _preset_template(options, sweep)
     template = template.with_changes(freeze=options.freeze is not False)

@@ -16,7 +16,7 @@ from ltui.app.actions.start_runs import (
     with_run_options,
 )
 from ltui.app.command_output import EXIT_DONE, OneOf, print_envelope
-from ltui.training.config.device_selection import Machine
+from ltui.training.config.device_selection import UNKNOWN_MACHINE, Machine
 from ltui.training.config.preflight import overridden_paths
 from ltui.training.config.run_spec import RunSpec
 from ltui.training.problem import ProblemError
@@ -111,7 +111,7 @@ def _command_spec(options: Namespace, launch: LaunchOptions) -> RunSpec:
             what="a command has no configuration that --set could change.",
             remedy="Give it as an argument of the command.",
         )
-    return command_spec(launch, ltui_home())
+    return command_spec(launch, ltui_home(), UNKNOWN_MACHINE)
 
 
 def _preset_spec(options: Namespace, job: JobOptions) -> RunSpec:
