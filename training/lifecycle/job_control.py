@@ -89,10 +89,10 @@ def with_job(run_dir: RunDir, snapshot: RunSnapshot) -> RunSnapshot:
         # The job itself has to find the run as it is.
         begins = ended_before and os.environ.get("SLURM_JOB_ID") != last.job_id
         continues = last.requeued and snapshot.state is not RunState.FINISHED
-        if begins and not _has_ended(run_dir, last.job_id):
-            state, detail = RunState.STARTING, f"job {last.job_id} starts it"
-            return replace(snapshot, state=state, detail=detail, ended_at=None, exit_code=None)
-        if continues and not _has_ended(run_dir, last.job_id):
+        if (begins or continues) and not _has_ended(run_dir, last.job_id):
+            if begins:
+                state, detail = RunState.STARTING, f"job {last.job_id} starts it"
+                return replace(snapshot, state=state, detail=detail, ended_at=None, exit_code=None)
             detail = f"{snapshot.detail or snapshot.state.value}; its job is being requeued"
             return replace(snapshot, state=RunState.QUEUED, detail=detail)
     if record.note is None:

@@ -73,6 +73,7 @@ _KNOWN = re.compile(
     re.DOTALL,
 )
 _LOGIN = re.compile(
+    # As netrc, and as an option of curl.
     r"(\blogin\s+\S+\s+password\s+|\bcurl\b[^\n]{0,500}?\s(?:-u|--user)[\s=]\s*[\"']?[^\s:]{1,100}:)"
     r"(?!\[)[^\s\"']+"
 )
