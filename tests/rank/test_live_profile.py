@@ -76,6 +76,7 @@ def test_the_steps_are_measured_and_what_is_no_part_of_them_is_left_out(rank: Ra
     rank.train(4)
     report = rank.report()
     assert [step for step, _, _ in report["steps"]] == [4, 5]
+    assert {path.stat().st_mode & 0o777 for path in rank.folder.iterdir()} == {0o600}
     (summary,) = summarise(rank.folder)
     assert summary.steps == 2
     assert summary.split.step_s < 0.1

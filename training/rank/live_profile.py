@@ -134,8 +134,8 @@ class LiveProfile:
         self._channel.pulse.beat()
         trace = written_trace_path(self._folder(request), self._channel.rank)
         try:
-            trace.touch(0o600)
             profiler.export_chrome_trace(str(trace))
+            trace.chmod(0o600)  # torch replaces a file that exists
             self._channel.pulse.beat()
             if (size := trace.stat().st_size) > MOST_TRACE_BYTES:
                 limit = f"{size >> 20} MB, more than {MOST_TRACE_BYTES >> 20} MB"
