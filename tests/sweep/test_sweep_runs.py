@@ -106,11 +106,14 @@ def test_kills_lose_no_trial_and_a_retry_runs_exactly_the_failed_cells(
 
 RATE = "model.init_args.learning_rate"
 CALLBACK = """
-import time
+import os, time
 from lightning import Callback
 
 class Slow(Callback):
-    def on_train_batch_end(self, trainer, *_):
+    def on_train_batch_end(self, trainer, module, *_):
+        # The best trial is judged first at the rung; else the second best one would pass as well.
+        while module.hparams.learning_rate != 0.01 and not os.path.exists("judged"):
+            time.sleep(0.1)
         # So slow after the first rung that no trial is at the second one when it is judged.
         time.sleep(2.5 if 20 < trainer.global_step <= 35 else 0)
 """
@@ -150,6 +153,8 @@ def test_a_pruned_and_promoted_trial_equals_an_unpruned_one(
     words = ("--metric", "val/loss", "--at-once", "2", "--prune", "asha", "--rung", "20")
     rates = f"{RATE}=choice(0.01, 0.002, 0.0000001, 0.00000001)"
     run_ltui("sweep", "quick.yaml", "--set", rates, *words, "--reduction", "2", code=0)
+    wait_for(lambda: sweep(private_home).tried and 20 in sweep(private_home).tried[0].scores)
+    (tmp_path / "judged").touch()
 
     def again() -> list[str]:
         """The states once the second trial was promoted, and was stopped at the next rung."""
