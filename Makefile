@@ -29,7 +29,7 @@ help:
 	  'make chaos    kill every process at random moments, LTUI_CHAOS_KILLS times (20 minutes)' \
 	  'make zoo      inject every fault, listen to healthy runs, print the table (45 minutes)' \
 	  'make fuzz     open damaged incident files, FUZZ=10000 of them (4 minutes)' \
-  'make signals  send every stop signal to every process of a run (10 minutes)' \
+  'make signals  send every stop signal to every process of a run (18 minutes)' \
 	  'make format   rewrite the sources in the house format' \
 	  'make lock     refresh the locked versions from pyproject.toml' \
 	  'make clean    remove everything that make created'
