@@ -143,6 +143,7 @@ WRITE = """
 import multiprocessing, os, signal, sys, time
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from torch.utils.data._utils import signal_handling
 from ltui.training.data.ffcv.beton_file import BetonError, BetonFile
 from ltui.training.data.ffcv.beton_writer import WriteOptions, write
 
@@ -161,6 +162,13 @@ def is_set(event, of_event=Event.is_set):
     with event._cond:  # a lock that a killed process keeps
         time.sleep(0.3)
     return of_event(event)
+
+def set_worker_pids(iterator, pids, of_torch=signal_handling._set_worker_pids):
+    of_torch(iterator, pids)
+    iterators.add(iterator)
+
+iterators = set()
+signal_handling._set_worker_pids, set_of_torch = set_worker_pids, signal_handling._set_worker_pids
 
 def progress(done, samples):
     if case == "killed":
@@ -181,6 +189,9 @@ for case, page_bytes in (("killed", 2 << 20), ("ahead", 64 << 20), ("locked", 2 
         write(Numbers(), folder / "x.beton", options, progress)
     except (BetonError, SystemExit) as error:
         print(error)
+for iterator in iterators:
+    set_of_torch(iterator, ())  # raises ValueError if torch has kept the earlier processes
+print(len(iterators))
 """
 
 
@@ -195,8 +206,9 @@ def test_a_build_that_is_broken_off_ends_whatever_its_workers_do(tmp_path: Path)
         timeout=250,
     )
     assert done.returncode == 0, done.stderr
-    numbers, killed, ahead, _ = done.stdout.splitlines()
+    numbers, killed, ahead, _, iterators = done.stdout.splitlines()
     assert numbers == "[1, 2]", "samples without contents in pages can be read"
     assert "it ended before it was finished (killed by signal 9)" in killed
     assert int(ahead) < 8, "few large samples are read ahead"
+    assert int(iterators) > 0
     assert others(tmp_path) == []

@@ -28,6 +28,7 @@ from ffcv.fields.rgb_image import encode_jpeg, resizer
 from ffcv.libffcv import imdecode
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from ltui.training.data.data_files import atomic_write
 from ltui.training.data.ffcv.beton_file import (
@@ -352,6 +353,9 @@ def _read_in_processes(samples: Dataset[Any], workers: int, chunk: int) -> Itera
             with contextlib.suppress(RuntimeError):
                 process.kill()
                 process.join()
+        # torch keeps their numbers under the iterator's address, which a later iterator may have.
+        if getattr(chunks, "_worker_pids_set", False):
+            signal_handling._remove_worker_pids(id(chunks))  # type: ignore[attr-defined]
 
 
 def _prepare_worker(_: int) -> None:
