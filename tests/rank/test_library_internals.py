@@ -11,6 +11,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,6 +22,7 @@ import torch.distributed as dist
 import torchmetrics
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
@@ -162,6 +164,22 @@ def test_a_result_can_be_built_and_updated() -> None:
         assert (before, built._update_count, built.update_called) == (0, 1, True)
 
     in_step(check)
+
+
+def test_what_a_model_checkpoint_saved_last_is_read_and_set(tmp_path: Path) -> None:
+    saving, other = (ModelCheckpoint(tmp_path, every_n_train_steps=2) for _ in range(2))
+    trainer = _trainer(enable_checkpointing=True, callbacks=[saving])
+    trainer.fit(_Model(lambda _: None), _loader())
+    fields = lightning_internals.last_saves(saving)
+    (file,) = tmp_path.iterdir()
+    if not version("lightning").startswith("2.5."):
+        assert set(fields) == set(lightning_internals.SAVE_FIELDS)
+        assert fields["_defer_save_until_validation"] is False
+    assert fields["_last_global_step_saved"] == trainer.global_step == 4
+    assert fields["_last_checkpoint_saved"] == str(file)
+    lightning_internals.set_last_saves(other, {**fields, "dirpath": "elsewhere"})
+    assert lightning_internals.last_saves(other) == fields
+    assert other.dirpath == saving.dirpath
 
 
 def test_loops_and_loaders_within_a_step() -> None:

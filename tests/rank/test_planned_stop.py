@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ltui.training.rank.coordination.stop_signals import RunStopped
 from ltui.training.tensor_queue.control_block import Command
@@ -174,3 +175,62 @@ def test_a_stop_between_two_epochs(run: RunFolder, fit: Any) -> None:
         fit(model, loader(3), loader(1), max_epochs=4)
     assert saved(run)[1:] == (6, 2)
     assert model.order[-1] == "epoch end 1"
+
+
+def saving(run: RunFolder, fit: Any, folder: Path, saves: dict[str, Any], **extra: str) -> None:
+    """Train two epochs of three steps with a ModelCheckpoint. Every second batch has no step."""
+    files = ModelCheckpoint(folder, "{step}", save_top_k=-1, **saves)
+    options = {"max_epochs": 2, "accumulate_grad_batches": 2, "enable_checkpointing": True}
+    fit(Linear(), loader(5), loader(1), callbacks=[files, run.callback(**extra)], **options)
+
+
+def saved_in(folder: Path) -> dict[str, tuple[bool, int, int]]:
+    """Return if it is a link, the step and the number of batches of each file."""
+    states = {path: torch.load(path, weights_only=True) for path in folder.iterdir()}
+    counts = {p: s["loops"]["fit_loop"]["epoch_loop.batch_progress"] for p, s in states.items()}
+    return {
+        path.name: (path.is_symlink(), state["global_step"], counts[path]["total"]["processed"])
+        for path, state in states.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [
+        {"monitor": "fit_loss", "every_n_train_steps": 1},
+        # The first steps have no such value, so the validation saves.
+        {"monitor": "val_loss", "every_n_train_steps": 2, "save_on_train_epoch_end": False},
+        # The end saves if nothing was saved before.
+        {"every_n_train_steps": 2, "save_last": True},
+        {"every_n_train_steps": 2, "save_last": "link"},
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+def test_a_model_checkpoint_saves_the_files_of_a_run_without_a_stop(
+    run: RunFolder, fit: Any, saves: dict[str, Any], steps: int
+) -> None:
+    never, stopped = run.path / "never", run.path / "stopped"
+    run.attempt = 9
+    saving(run, fit, never, saves)
+    run.attempt = 1
+    run.plan(step=steps)
+    with pytest.raises(RunStopped):
+        saving(run, fit, stopped, saves)
+    (path,) = run.checkpoints
+    run.attempt = 2
+    saving(run, fit, stopped, saves, LTUI_RESUME_FROM=str(path))
+    assert saved_in(stopped) == saved_in(never) != {}
+
+
+def test_a_model_checkpoint_that_resumes_in_another_folder_saves_the_last_there(
+    run: RunFolder, fit: Any
+) -> None:
+    saves = {"every_n_train_steps": 4, "save_last": True}
+    run.plan(step=5)
+    with pytest.raises(RunStopped):
+        saving(run, fit, run.path / "one", saves)
+    (path,) = run.checkpoints
+    run.attempt = 2
+    saving(run, fit, run.path / "other", saves, LTUI_RESUME_FROM=str(path))
+    assert saved_in(run.path / "one") == {"step=4.ckpt": (False, 4, 7), "last.ckpt": (False, 4, 7)}
+    assert saved_in(run.path / "other") == {"last.ckpt": (False, 6, 10)}

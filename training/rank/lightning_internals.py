@@ -28,6 +28,12 @@ RESULT_META_FIELDS = (
 )
 """Fields of a result's metadata that are plain values. Checkpoints contain these names."""
 
+SAVE_FIELDS = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+"""Attributes of a ModelCheckpoint that its state leaves out. Checkpoints contain these names.
+
+2.5.0 has no ``_defer_save_until_validation``.
+"""
+
 Function = Callable[..., Any]
 Wrapper = Callable[[Function], Function]
 
@@ -181,6 +187,19 @@ def make_result_metric(
 def mark_as_updated(result: Any) -> None:
     """Set ``_ResultMetric._update_count`` (inherited from torchmetrics), so that it may compute."""
     result._update_count = 1
+
+
+def last_saves(callback: Any) -> dict[str, Any]:
+    """Return the ``SAVE_FIELDS`` that a callback has: what a ModelCheckpoint saved last, and
+    whether the next validation saves."""
+    return {name: getattr(callback, name) for name in SAVE_FIELDS if hasattr(callback, name)}
+
+
+def set_last_saves(callback: Any, fields: dict[str, Any]) -> None:
+    """Set those of the ``SAVE_FIELDS`` that ``fields`` has."""
+    for name in SAVE_FIELDS:
+        if name in fields:
+            setattr(callback, name, fields[name])
 
 
 # Loops and loaders.

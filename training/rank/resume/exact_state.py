@@ -32,8 +32,10 @@ from ltui.training.rank.resume.loader_positions import LoaderPositions
 from ltui.training.rank.resume.loop_state import (
     BoundaryKind,
     TrainedWeightsCheck,
+    checkpoint_saves,
     logged_state,
     metric_states,
+    restore_checkpoint_saves,
     restore_logged,
     restore_metrics,
 )
@@ -224,6 +226,7 @@ class ExactState:
             "buckets": buckets,
             "logged": logged_state(trainer),
             "metrics": metrics,
+            "saves": checkpoint_saves(trainer),
             **self._loaders.states(lightning_internals.data_fetcher(loop)),
         }
 
@@ -310,6 +313,7 @@ class ExactState:
             self._adjust_batch_count(saved)
         self._forget_results = restore_logged(trainer, saved["logged"], over=saved["over"])
         restore_metrics(trainer.lightning_module, saved["metrics"])
+        restore_checkpoint_saves(trainer, saved.get("saves", {}))  # of an older ltui there are none
         self.after_restore()
         if saved["world_size"] != trainer.world_size:
             self._inexact.insert(0, self._describe_other_ranks(saved))

@@ -9,7 +9,9 @@ first batch and then continues the epoch.
 
 Lightning's checkpoints leave out the metrics that it accumulated since the epoch began. They are
 means (maxima, sums) of values logged with ``on_epoch``, the states of torchmetrics, and the last
-values that callbacks and schedulers read. Each rank has its own until the epoch ends.
+values that callbacks and schedulers read. Each rank has its own until the epoch ends. They also
+leave out what a ModelCheckpoint saved last: after a resume it would save that step once more, and
+not save what it had deferred to the next validation.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -294,6 +297,23 @@ def _join_when_logged(results: Any, means: dict[str, Any], device: torch.device)
                 self.__class__ = original_class
 
     results.__class__ = JoiningResults
+
+
+def checkpoint_saves(trainer: Any) -> dict[str, dict[str, Any]]:
+    """Return what each checkpoint callback saved last, by the name of its state."""
+    callbacks = trainer.checkpoint_callbacks
+    saves = {c.state_key: lightning_internals.last_saves(c) for c in callbacks}
+    return {key: fields for key, fields in saves.items() if is_plain_data(fields)}
+
+
+def restore_checkpoint_saves(trainer: Any, saves: dict[str, dict[str, Any]]) -> None:
+    """Restore ``checkpoint_saves``, and the last file only where the callback still saves there."""
+    for callback in trainer.checkpoint_callbacks:
+        fields = dict(saves.get(callback.state_key, {}))
+        file, folder = fields.get("_last_checkpoint_saved"), getattr(callback, "dirpath", None)
+        if file and not (folder and Path(file).is_relative_to(folder)):
+            del fields["_last_checkpoint_saved"]
+        lightning_internals.set_last_saves(callback, fields)
 
 
 def _named_metrics(module: Any) -> Iterator[tuple[str, Any]]:
