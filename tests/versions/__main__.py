@@ -1,9 +1,9 @@
 """``make versions``: the oldest and the newest supported Lightning and torch, each in a venv.
 
-For each pair of versions: the private attributes that ltui uses still exist
-(``tests/rank/test_library_internals.py``), and a run of two ranks that is stopped at a step and
-resumed ends with the same weights as a run without a stop, with Lightning and without. The
-environments are kept in ``build/versions``.
+For each pair of versions: the private attributes that ltui uses still exist and restore what a stop
+leaves (``TESTS``), and a run of two ranks that is stopped at a step and resumed ends with the same
+weights as a run without a stop, with Lightning and without. The environments are kept in
+``build/versions``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ STOP_AT = 100
 """The global step at which the run is stopped: inside the third of its six epochs of 40 steps."""
 PROGRAM_STOP_AT = 60
 """The same for the program without Lightning: inside the third of its five epochs of 24 steps."""
-TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "psutil", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "psutil", "hypothesis", "msgspec")
+TESTS = ("tests/rank/test_library_internals.py", "tests/rank/test_planned_stop.py")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +71,10 @@ def versions_in(python: Path) -> str:
 
 
 def has_internals(python: Path) -> bool:
-    """Run the test of the libraries' private attributes with ``python``."""
+    """Run the tests of the libraries' private attributes with ``python``."""
     path = os.pathsep.join([str(ROOT / "build" / "path"), str(ROOT)])
-    test = "tests/rank/test_library_internals.py"
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-W", "ignore", test],
+        [python, "-m", "pytest", "-q", "-W", "ignore", *TESTS],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
     )
