@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,10 @@ from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.run_queue import start_queued, take_out
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
+from ltui.training.process.identity import lock_holder
 from ltui.training.state.run_queue import STOPPED, QueueEntry
 from ltui.training.state.run_snapshot import RunState
+from ltui.training.store.find_run import find_run
 from ltui.training.store.queue_files import (
     check_asked,
     published,
@@ -198,6 +201,40 @@ def test_killed_dispatcher_is_replaced_by_a_live_run(programs: Programs) -> None
     run_ltui("stop", "blocker", code=0)
     programs.wait()
     assert programs.starts() == ["blocker", "next"]
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_dispatcher_and_its_runs_do_not_end_with_the_run_that_started_it(
+    programs: Programs,
+) -> None:
+    """The supervisor that starts the dispatcher is itself a child of its run's shim."""
+    first = programs.add("first", "=2")
+    wait_for(programs.starts)
+    before = wait_for(lambda: lock_holder(first.lock_path))
+    assert before is not None
+    os.kill(before.pid, signal.SIGKILL)
+    wait_for(lambda: lock_holder(first.lock_path), wanted=lambda now: now not in (None, before))
+    later = {"not_before": time.time() + FOR_EVER}
+    runs = [programs.add("second", 3.0, **later), programs.add("third", **later)]
+    wait_for(lambda: published(programs.home))
+    _kill_dispatcher(programs)
+    started = wait_for(programs.dispatcher)
+    run_ltui("queue", "edit", "second", "--not-before", "none", code=0)
+    programs.wait(first)
+    assert programs.dispatcher() == started
+    run_ltui("queue", "edit", "third", "--not-before", "none", code=0)
+    programs.wait()
+    assert [programs.state(run) for run in (first, *runs)] == [RunState.FINISHED] * 3
+
+
+@pytest.mark.usefixtures("two_slots")
+def test_run_that_a_program_queues_does_not_end_with_it(programs: Programs) -> None:
+    inner = [*LTUI, "exec", "--queue", "--name", "inner", "--", "sleep", "3"]
+    queued = f"{shlex.join([*LTUI, 'queue'])} | grep -q inner"
+    program = f"{shlex.join(inner)} && while {queued}; do sleep 0.2; done"
+    run_ltui("exec", "--name", "outer", "--", "sh", "-c", program, code=0)
+    run_ltui("wait", "inner", code=0)
+    assert programs.state(find_run(programs.home, "inner")) is RunState.FINISHED
 
 
 def test_held_runs_need_no_dispatcher_and_those_of_other_machines_wait(programs: Programs) -> None:

@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import ltui.training
 from ltui.training.store.run_directory import private_folder
 
 RANK_SIDE = "rank-side"
@@ -107,7 +106,8 @@ def _is_complete(folder: Path, files: dict[str, bytes]) -> bool:
 
 def _files() -> dict[str, bytes]:
     """Return the files of the package: path below the folder -> content."""
-    training = Path(next(iter(ltui.training.__path__)))
+    # Not that of an earlier copy, which comes first on the path of a program of a run.
+    training = Path(__file__).parents[1]
     sources = [training / name for name in _FILES if (training / name).exists()]
     for name in _FOLDERS:
         sources += sorted((training / name).glob("**/*.py"))

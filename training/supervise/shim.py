@@ -7,6 +7,8 @@ the shim has written ``keeper.json``, it exits with its starter, because no othe
 find it.
 
 It is a child subreaper: orphaned processes of a dead rank become its children, and it kills them.
+A supervisor that it restarted, or the program of the run, may have started the dispatcher of the
+run queue or other runs. They become its descendants, too, but do not end with this run.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ _STABLE_S = 60.0
 """Seconds after which a restarted supervisor counts as stable, so the counter is reset."""
 _RESERVED_BYTES = 4096
 """Bytes reserved on disk for the end of the engine, so that it can be recorded on a full disk."""
+_INDEPENDENT = {
+    *(b"ltui.training.supervise.main", b"ltui.app.launch.queue_dispatcher"),
+    os.fsencode(os.path.abspath(__file__)),
+}
+"""Words of the command lines of supervisors, the dispatcher and shims."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -53,6 +60,16 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
         return fields[0].decode(), int(fields[1]), int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _is_independent(pid: int) -> bool:
+    """Return True for the dispatcher of the run queue, and for any run's supervisor or shim."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return False
+    return not _INDEPENDENT.isdisjoint(words[:4])  # python's own options, and what it runs
 
 
 def _write(path: str, document: dict[str, Any]) -> None:
@@ -177,7 +194,7 @@ class Shim:
     # -- remaining processes -------------------------------------------------------------------
 
     def kill_descendants(self) -> list[int]:
-        """Terminate, then kill, all descendants except the supervisor. Return their pids."""
+        """Terminate, then kill, all descendants that belong to the run. Return their pids."""
         begun = time.monotonic()
         signalled: dict[int, int] = {}
         status = self.engine_status
@@ -205,12 +222,11 @@ class Shim:
         for name in os.listdir("/proc"):
             if name.isdigit() and (stat := _stat(int(name))) and stat[0] not in "ZX":
                 children.setdefault(stat[1], []).append(int(name))
-        supervisor = self._supervisor()
         descendants: list[int] = []
         pending = [os.getpid()]
         while pending:
             for child in children.get(pending.pop(), []):
-                if child != supervisor and child != self.supervisor_pid:
+                if not _is_independent(child):
                     descendants.append(child)
                     pending.append(child)
         return descendants
