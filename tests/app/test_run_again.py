@@ -304,6 +304,8 @@ async def test_run_again_starts_a_new_run_from_the_beginning_or_a_checkpoint(
 async def test_a_run_is_run_again_from_its_own_dashboard(home: Path, started: Started) -> None:
     app = LtuiApp(home, run=a_run(home))
     async with app.run_test(size=(120, 40)) as pilot:
+        first = await reached(pilot, RunScreen)
+        await until(pilot, lambda: first.snapshot is not None)  # before, the key is refused
         await pilot.press("R")
         form = await reached(pilot, RunAgainScreen)
         later(app)
