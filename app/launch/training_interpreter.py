@@ -21,10 +21,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
-import ltui.training
 from ltui.app.launch import probe_script
 from ltui.training.config.presets import DISTRIBUTIONS
 from ltui.training.config.yaml_document import Fault, parse_value
+from ltui.training.lifecycle.rank_package import TRAINING_PACKAGE
 from ltui.training.problem import Problem, ProblemError
 from ltui.training.process.python_environment import program_command
 
@@ -110,7 +110,7 @@ def probe_interpreter(
         "class_paths": dict(class_paths or {}),
         "folders": list(folders),
         # Ranks get these from ltui itself, even if the interpreter has no ltui.
-        "provided": {"ltui.training": str(Path(next(iter(ltui.training.__path__))))},
+        "provided": {"ltui.training": str(TRAINING_PACKAGE)},
     }
     errors = ""
     try:

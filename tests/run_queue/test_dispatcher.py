@@ -13,10 +13,12 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
 from ltui.training.lifecycle.delete_runs import delete
+from ltui.training.lifecycle.run_processes import shim_identity
 from ltui.training.lifecycle.run_queue import start_queued, take_out
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
@@ -33,6 +35,7 @@ from ltui.training.store.queue_files import (
 )
 from ltui.training.store.run_directory import RunDir, write_json
 from tests.ltui_command import LTUI, run_ltui
+from tests.required import required
 from tests.run_queue.queued_programs import Programs
 from tests.waiting import wait_for
 
@@ -175,9 +178,19 @@ def test_supervisor_starts_only_the_attempt_that_the_entry_asks_for(
         check_asked(run, 2)
 
 
+def _kill_supervisor(run: RunDir) -> None:
+    """Kill the supervisor of a run, and wait for the one that its shim starts."""
+    # Until the supervisor has seen the shim, both end together.
+    wait_for(run.queued_path.exists, wanted=lambda waits: not waits)
+    before = required(wait_for(lambda: lock_holder(run.lock_path)))
+    os.kill(before.pid, signal.SIGKILL)
+    wait_for(lambda: lock_holder(run.lock_path), wanted=lambda now: now not in (None, before))
+
+
 def _kill_dispatcher(programs: Programs) -> None:
-    os.kill(wait_for(programs.dispatcher) or 0, signal.SIGKILL)
-    wait_for(programs.dispatcher, wanted=lambda pid: pid is None)
+    killed = required(wait_for(programs.dispatcher))
+    os.kill(killed, signal.SIGKILL)
+    wait_for(programs.dispatcher, wanted=lambda pid: pid != killed)  # a live run replaces it soon
 
 
 def test_killed_dispatcher_is_replaced_by_a_command(programs: Programs) -> None:
@@ -207,24 +220,28 @@ def test_killed_dispatcher_is_replaced_by_a_live_run(programs: Programs) -> None
 def test_dispatcher_and_its_runs_do_not_end_with_the_run_that_started_it(
     programs: Programs,
 ) -> None:
-    """The supervisor that starts the dispatcher is itself a child of its run's shim."""
-    first = programs.add("first", "=2")
+    """The supervisor that starts the dispatcher is itself a child of its run's shim, and so is then
+    the shim of a run that loses its supervisor."""
+    first = programs.add("first", FOR_EVER)
     wait_for(programs.starts)
-    before = wait_for(lambda: lock_holder(first.lock_path))
-    assert before is not None
-    os.kill(before.pid, signal.SIGKILL)
-    wait_for(lambda: lock_holder(first.lock_path), wanted=lambda now: now not in (None, before))
+    _kill_supervisor(first)
     later = {"not_before": time.time() + FOR_EVER}
-    runs = [programs.add("second", 3.0, **later), programs.add("third", **later)]
+    second = programs.add("second", 8.0, **later)
     wait_for(lambda: published(programs.home))
     _kill_dispatcher(programs)
-    started = wait_for(programs.dispatcher)
+    started = required(wait_for(programs.dispatcher))
+    assert psutil.Process(started).ppid() == required(shim_identity(first)).pid
+    third = programs.add("third", **later)
     run_ltui("queue", "edit", "second", "--not-before", "none", code=0)
+    wait_for(lambda: "second" in programs.starts())
+    _kill_supervisor(second)
+    run_ltui("stop", "first", code=0)
     programs.wait(first)
     assert programs.dispatcher() == started
     run_ltui("queue", "edit", "third", "--not-before", "none", code=0)
     programs.wait()
-    assert [programs.state(run) for run in (first, *runs)] == [RunState.FINISHED] * 3
+    assert programs.state(first) is RunState.STOPPED
+    assert [programs.state(run) for run in (second, third)] == [RunState.FINISHED] * 2
 
 
 @pytest.mark.usefixtures("two_slots")

@@ -27,7 +27,7 @@ STOP_AT = 100
 """The global step at which the run is stopped: inside the third of its six epochs of 40 steps."""
 PROGRAM_STOP_AT = 60
 """The same for the program without Lightning: inside the third of its five epochs of 24 steps."""
-TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "psutil", "hypothesis", "msgspec")
+TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "psutil", "hypothesis")
 TESTS = ("tests/rank/test_library_internals.py", "tests/rank/test_planned_stop.py")
 
 
@@ -53,7 +53,7 @@ def python_of(pair: Pair) -> Path:
         print(f"installing {', '.join(pair.distributions)}", flush=True)
         venv.create(folder, with_pip=True, clear=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        packages = (*pair.distributions, "numpy", "torchdata", *TEST_TOOLS)
+        packages = (*pair.distributions, "numpy", "torchdata", "msgspec", *TEST_TOOLS)
         subprocess.run([*install, *packages], check=True)
         (folder / ".installed").touch()
     return python

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from ltui.training.store.run_directory import private_folder
 
+TRAINING_PACKAGE = Path(__file__).parents[1]
+"""The folder of ``ltui.training``. On the path of a program of a run, the copy comes before it."""
 RANK_SIDE = "rank-side"
 """Name of the folder of the home with the package of each version."""
 _FOLDERS = ("shared", "tensor_queue", "rank", "models", "data")
@@ -106,16 +108,14 @@ def _is_complete(folder: Path, files: dict[str, bytes]) -> bool:
 
 def _files() -> dict[str, bytes]:
     """Return the files of the package: path below the folder -> content."""
-    # Not that of an earlier copy, which comes first on the path of a program of a run.
-    training = Path(__file__).parents[1]
-    sources = [training / name for name in _FILES if (training / name).exists()]
+    sources = [TRAINING_PACKAGE / name for name in _FILES if (TRAINING_PACKAGE / name).exists()]
     for name in _FOLDERS:
-        sources += sorted((training / name).glob("**/*.py"))
+        sources += sorted((TRAINING_PACKAGE / name).glob("**/*.py"))
     files = {
-        f"ltui/training/{path.relative_to(training).as_posix()}": path.read_bytes()
+        f"ltui/training/{path.relative_to(TRAINING_PACKAGE).as_posix()}": path.read_bytes()
         for path in sources
     }
-    files["ltui_rank/__init__.py"] = (training / "rank_api" / "__init__.py").read_bytes()
+    files["ltui_rank/__init__.py"] = (TRAINING_PACKAGE / "rank_api" / "__init__.py").read_bytes()
     files["sitecustomize.py"] = _SITE.encode()
     files["ltui_rank-0.dist-info/METADATA"] = _METADATA.encode()
     files["ltui_rank-0.dist-info/entry_points.txt"] = _ENTRY_POINTS.encode()

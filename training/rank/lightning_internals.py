@@ -28,7 +28,9 @@ RESULT_META_FIELDS = (
 )
 """Fields of a result's metadata that are plain values. Checkpoints contain these names."""
 
-SAVE_FIELDS = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+LAST_FILE_FIELD = "_last_checkpoint_saved"
+"""The attribute of a ModelCheckpoint with the path of the last file."""
+SAVE_FIELDS = ("_last_global_step_saved", LAST_FILE_FIELD, "_defer_save_until_validation")
 """Attributes of a ModelCheckpoint that its state leaves out. Checkpoints contain these names.
 
 2.5.0 has no ``_defer_save_until_validation``.

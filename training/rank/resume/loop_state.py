@@ -310,9 +310,10 @@ def restore_checkpoint_saves(trainer: Any, saves: dict[str, dict[str, Any]]) -> 
     """Restore ``checkpoint_saves``, and the last file only where the callback still saves there."""
     for callback in trainer.checkpoint_callbacks:
         fields = dict(saves.get(callback.state_key, {}))
-        file, folder = fields.get("_last_checkpoint_saved"), getattr(callback, "dirpath", None)
-        if file and not (folder and Path(file).is_relative_to(folder)):
-            del fields["_last_checkpoint_saved"]
+        file = fields.pop(lightning_internals.LAST_FILE_FIELD, "")
+        folder = getattr(callback, "dirpath", None)
+        if file and folder and Path(file).is_relative_to(folder):
+            fields[lightning_internals.LAST_FILE_FIELD] = file
         lightning_internals.set_last_saves(callback, fields)
 
 
