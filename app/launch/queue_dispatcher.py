@@ -101,7 +101,9 @@ class Dispatcher:
         marked: QueueEntry | None = None
         with queue_lock(self._home):
             facts = replace(facts, entries=read_queue(self._home).entries)
-            if not _dependencies(facts.entries) <= facts.others.keys():
+            # Of an entry that is gone, the run may use slots now.
+            gone = entries.keys() - facts.entries.keys()
+            if gone or not _dependencies(facts.entries) <= facts.others.keys():
                 return True  # An entry was changed meanwhile.
             places = decide(facts)
             first = next((place.run for place in places if place.starts), "")

@@ -12,14 +12,16 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from msgspec.structs import replace
 
+from ltui.app.launch import queue_dispatcher
 from ltui.training.lifecycle.delete_runs import delete
 from ltui.training.lifecycle.run_processes import shim_identity
-from ltui.training.lifecycle.run_queue import start_queued, take_out
+from ltui.training.lifecycle.run_queue import read_facts, start_queued, take_out
 from ltui.training.lifecycle.run_status import resolve_snapshot
 from ltui.training.problem import ProblemError
 from ltui.training.process.identity import lock_holder
@@ -31,6 +33,7 @@ from ltui.training.store.queue_files import (
     published,
     read_entry,
     read_queue,
+    remove_entry,
     write_entry,
 )
 from ltui.training.store.run_directory import RunDir, write_json
@@ -214,6 +217,30 @@ def test_killed_dispatcher_is_replaced_by_a_live_run(programs: Programs) -> None
     run_ltui("stop", "blocker", code=0)
     programs.wait()
     assert programs.starts() == ["blocker", "next"]
+
+
+def test_slots_of_a_run_whose_entry_goes_meanwhile_are_not_free(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that replaces a killed one removes the entry while the dispatcher decides."""
+    replaced, after = (programs.add(name, held=True) for name in ("replaced", "after"))
+    wait_for(programs.dispatcher, wanted=lambda pid: pid is None)
+    write_entry(after, replace(required(read_entry(after)), held=False))
+    started: list[RunDir] = []
+
+    def read_facts_and_remove(*arguments: Any, **options: Any) -> Any:
+        facts = read_facts(*arguments, **options)
+        remove_entry(replaced)
+        return facts
+
+    monkeypatch.setattr(queue_dispatcher, "read_facts", read_facts_and_remove)
+    monkeypatch.setattr(queue_dispatcher, "start_queued", lambda run, _: started.append(run))
+    dispatcher = queue_dispatcher.Dispatcher(programs.home, lock=-1)
+    assert dispatcher._start_next()
+    assert started == []
+    assert dispatcher._start_next()
+    assert started == [after]
+    take_out(after)
 
 
 @pytest.mark.usefixtures("two_slots")
