@@ -201,6 +201,7 @@ def saved_in(folder: Path) -> dict[str, tuple[bool, int, int]]:
         # The first steps have no such value, so the validation saves.
         {"monitor": "val_loss", "every_n_train_steps": 2, "save_on_train_epoch_end": False},
         # The end saves if nothing was saved before.
+        {"every_n_train_steps": 4, "save_last": True},
         {"every_n_train_steps": 2, "save_last": True},
         {"every_n_train_steps": 2, "save_last": "link"},
     ],
